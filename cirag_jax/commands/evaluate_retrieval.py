@@ -1,5 +1,6 @@
 """Compares a trained aligner with its initial model, one-shot retrieval and BM25."""
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -21,6 +22,7 @@ from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.io import bar, write_lines
+from cirag_jax.methods.baselines.hipporag2 import Hipporag2Config, search_graph
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.method import kirag
 from cirag_jax.methods.kirag.settings import KiragConfig, Ranking
@@ -45,14 +47,22 @@ from cirag_jax.retrieval.encoders import (
     report_truncated,
     with_disk_cache,
 )
+from cirag_jax.retrieval.graph import GraphOptions, open_graph
 from cirag_jax.retrieval.linked import LinkedIndex, SearchResult, open_link_head, require_link_head
 from cirag_jax.retrieval.links import LinkWalk, WalkOptions
 from cirag_jax.retrieval.rankers import BiEncoderRanker, TripleText, text_of
 from cirag_jax.retrieval.search import ExactIndex, accelerators
 from cirag_jax.retrieval.stopping import needed_rows
 from cirag_jax.retrieval.unit_index import UnitIndex
-from cirag_jax.runtime.handlers import ExtractHandler, RankHandler, RetrieveHandler, Search
-from cirag_jax.runtime.requests import Extract, Program, Retrieve
+from cirag_jax.runtime.handlers import (
+    ExtractHandler,
+    LinkHandler,
+    RankHandler,
+    RetrieveHandler,
+    Search,
+    WalkHandler,
+)
+from cirag_jax.runtime.requests import Extract, Link, Program, Retrieve, Walk
 from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.sqlite import MEMORY
@@ -62,7 +72,7 @@ from cirag_jax.validation import check_value
 # All systems, the trained ones first.
 SYSTEMS = (
     "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
-    "links", "links_one_shot_frozen", "links_trained",
+    "links", "links_one_shot_frozen", "links_trained", "graph_frozen",
 )  # fmt: skip
 _LEADING = ("linked", "trained")  # systems that are compared with all others
 # Systems that follow title links -> the system whose top passages they start from.
@@ -149,6 +159,18 @@ def _check_settings(config: Config) -> None:
     check_value("config.ranking", config.ranking, Ranking)
     check_value("config.retriever", config.retriever, Literal["units", "aligner", "frozen"])
     WalkOptions.of(config.links)
+    GraphOptions.of(config.graph)
+    _graph_settings(config)
+
+
+def _graph_settings(config: Config) -> Hipporag2Config:
+    try:
+        settings = Hipporag2Config(**config.hipporag2)
+    except UserError as error:
+        raise UserError(f"config.hipporag2: {error}") from None
+    if settings.recognition != "score":
+        raise UserError("config.hipporag2.recognition must be score; retrieval has no model")
+    return settings
 
 
 def _systems(config: Config) -> tuple[str, ...]:
@@ -159,8 +181,18 @@ def _systems(config: Config) -> tuple[str, ...]:
 
 
 def _supported_systems(config: Config, aligners: "_Aligners", problem: _Problem) -> tuple[str, ...]:
-    """Returns `_systems`, without ``linked`` if there is no link head for these units."""
+    """Returns `_systems` without those that the model or the data does not support.
+
+    ``linked`` needs a link head for these units, and ``graph_frozen`` needs triples.
+    """
     head, systems = aligners.head, _systems(config)
+    if not any(problem.dataset.triples.get(p.id) for p in problem.corpus.passages):
+        if "graph_frozen" in config.systems:
+            raise UserError(
+                f"no passage of {problem.dataset.name} has triples, which the system graph_frozen "
+                "needs; extract them (launch/extract.py) and set --config.data.triples=FOLDER"
+            )
+        systems = tuple(name for name in systems if name != "graph_frozen")
     if head is not None and head.units == problem.kind:
         return systems
     if head is not None and "linked" in config.systems:
@@ -180,6 +212,7 @@ def _settings(config: Config, problem: _Problem, aligners: "_Aligners") -> dict[
         "retriever": config.retriever,
         "ranking": config.ranking,
         "links": config.links.to_dict(),
+        "graph": config.graph.to_dict(),
         "corpus": problem.corpus.policy,
         "checkpoint": config.checkpoint,
         "step": aligners.meta.get("step"),
@@ -334,6 +367,8 @@ class _Rankings:
             return _ranked_rows(BM25(self._problem.texts).search(texts, self._depth, allowed)[0])
         if system in _WALKS:
             return self._walk.search(texts, self.of(_WALKS[system]), self._depth, allowed)
+        if system == "graph_frozen":
+            return self._walk_graph()
         if system == "linked":
             return [found.rows[: self._depth] for found in self.linked]
         if system in ("trained", "frozen"):
@@ -343,6 +378,35 @@ class _Rankings:
         name = system.removeprefix("one_shot_")
         query_QD = self._aligners.embeds[name].encode(texts, "query")
         return _ranked_rows(self._index(name).search(query_QD, self._depth, allowed)[0])
+
+    def _walk_graph(self) -> list[list[int]]:
+        """Returns the rankings of HippoRAG 2 with recognition by score."""
+        config, corpus = self._config, self._problem.corpus
+        settings = dataclasses.replace(
+            _graph_settings(config), num_passages=self._depth, num_read=1
+        )
+        encoder, index = self._aligners.embeds["frozen"], self._index("frozen")
+        search: Search = lambda queries, k, allowed, _: index.search(  # noqa: E731
+            encoder.encode(queries, "query"), k, allowed
+        )
+        graph = open_graph(config.graph, corpus.passages, self._problem.dataset.triples, encoder)
+        handlers: dict[type | str, Handler] = {
+            Retrieve: RetrieveHandler(search, corpus.passages, corpus.allowed),
+            Link: LinkHandler(graph, corpus.allowed),
+            Walk: WalkHandler(graph, search, corpus.passages, corpus.allowed),
+        }
+        row_of = {passage.id: row for row, passage in enumerate(corpus.passages)}
+        found: dict[str, list[int]] = {}
+
+        def rank(question: Question) -> Program[None]:
+            errors = collections.Counter[str]()
+            retrieved, _ = yield from search_graph(question.question, settings, errors)
+            found[question.id] = [row_of[passage.id] for passage in retrieved.passages]
+
+        jobs = [Job(q.id, None, functools.partial(rank, q)) for q in self._problem.questions]
+        with Runner(MEMORY, {}, lambda *_: handlers, in_flight=len(jobs)) as runner:
+            runner.run(jobs)
+        return [found[question.id] for question in self._problem.questions]
 
     @functools.cached_property
     def _walk(self) -> LinkWalk:

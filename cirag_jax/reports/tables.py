@@ -17,6 +17,7 @@ NAMES = {
     "trained": "iterative, trained",
     "links": "links from BM25",
     "links_one_shot_frozen": "links from one-shot, frozen",
+    "graph_frozen": "graph of triples (HippoRAG 2), frozen",
     "linked": "aligner and links, trained",
     "links_trained": "links from iterative, trained",
 }

@@ -103,6 +103,10 @@ class _Scope(NamedTuple):
     counts: np.ndarray
     step_NN: sparse.csr_array
 
+    @property
+    def num_nodes(self) -> int:
+        return len(self.entities) + len(self.rows)
+
 
 class TripleGraph:
     """A graph of entities and passages, to which passages can be added.
@@ -310,7 +314,7 @@ class TripleGraph:
                 for one, scope in zip(seeds, scopes, strict=True)
             ]
         scope, results = self._whole, []
-        block = max(_BLOCK // max(scope.step_NN.shape[0], 1), 1)
+        block = max(_BLOCK // max(scope.num_nodes, 1), 1)
         for start in range(0, len(seeds), block):
             part = seeds[start : start + block]
             rank_NQ = self._ranks(part, scope, restart)
@@ -332,7 +336,7 @@ class TripleGraph:
                     weights.setdefault(place, []).append(weight / scope.counts[place])
         means = {place: sum(all_) / len(all_) for place, all_ in weights.items()}
         best = sorted(means, key=lambda place: -means[place])[: seeds.num_entities or None]
-        seed_N = np.zeros(scope.step_NN.shape[0])
+        seed_N = np.zeros(scope.num_nodes)
         seed_N[best] = [means[place] for place in best]
         place_R = np.searchsorted(scope.rows, seeds.rows)
         seed_N[len(scope.entities) + place_R] = seeds.row_weights
@@ -526,11 +530,10 @@ def synonyms(
     num_entities = len(vectors_ED)
     near_EM, score_EM = _no_synonyms(num_entities, most)
     num_cells = _num_cells(num_entities)
-    start = 0 if known is None else len(known[0])
-    if start and _num_cells(start) == num_cells:
-        near_EM[:start], score_EM[:start] = known  # type: ignore[misc]
-    else:
-        start = 0
+    start = 0
+    if known is not None and _num_cells(len(known[0])) == num_cells:
+        start = len(known[0])
+        near_EM[:start], score_EM[:start] = known
     if not most or start == num_entities:
         return near_EM, score_EM
     probe_EP = _probes(vectors_ED, num_cells)

@@ -54,7 +54,7 @@ def test_evaluate_result_has_documented_keys(trained, tmp_path, command):
     result = json.loads(done.stdout)
     systems = (
         "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25", "linked",
-        "links", "links_one_shot_frozen", "links_trained",
+        "links", "links_one_shot_frozen", "links_trained", "graph_frozen",
     )  # fmt: skip
     assert set(rankings_of(tmp_path)[0]["ranked"]) == set(systems)
     for system in systems:

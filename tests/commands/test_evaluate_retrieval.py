@@ -22,6 +22,7 @@ from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime.handlers import Search
 from cirag_jax.types import Dataset, Passage, Question, Triple
 from configs import retrieval
+from tests import tiny
 from tests.llm.faulty_server import faulty_server
 
 # p0 matches the question, p1 the query extended by p0, p2 only the question; p3 has no triple.
@@ -157,6 +158,49 @@ def test_evaluate_links_without_shared_words_retrieve_nothing(linked, tmp_path):
     evaluate(linked, tmp_path)
     ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
     assert ranked == {"bm25": [], "links": []}
+
+
+def test_evaluate_graph_walks_from_the_linked_triples(linked, tmp_path, one_device):
+    linked.systems, linked.frozen = ("graph_frozen",), str(tiny.model_folder(tmp_path / "encoder"))
+    with pytest.raises(UserError, match="no passage of data has triples"):
+        evaluate(linked, tmp_path)
+    triples = {
+        "film": [["Grey Harbour", "directed by", "Anna Berg"]],
+        "berg": [["Anna Berg", "lives in", "Visby"]],
+    }
+    lines = [
+        json.dumps({"passage_id": i, "entities": [], "triples": t}) for i, t in triples.items()
+    ]
+    (tmp_path / "data" / "openie.jsonl").write_text("\n".join(lines))
+    linked.hipporag2.min_score, linked.hipporag2.passage_weight = -1.0, 0.0
+
+    def ranked():
+        result = evaluate(linked, tmp_path)
+        assert result["settings"]["graph"]["synonym_score"] == 0.8
+        return json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]["graph_frozen"]
+
+    assert sorted(ranked()) == ["berg", "film"]  # No triple leads to the decoy.
+    linked.data.corpus = "per_question"
+    assert ranked() == ["film"]
+    linked.hipporag2.min_score = 2.0  # Without a relevant triple, the encoder ranks.
+    assert sorted(ranked()) == ["decoy", "film"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("hipporag2.restart", 1.0, "config.hipporag2: restart=1.0"),
+        ("hipporag2.recognition", "model", "config.hipporag2.recognition must be score"),
+        ("graph.max_synonyms", -1, "config.graph.max_synonyms=-1"),
+    ],
+)
+def test_evaluate_bad_graph_setting_is_refused_before_opening(
+    linked, tmp_path, monkeypatch, field, value, words
+):
+    monkeypatch.setattr(evaluate_retrieval, "_Aligners", None)  # opening would fail
+    linked.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=words):
+        evaluate(linked, tmp_path)
 
 
 @pytest.mark.parametrize(

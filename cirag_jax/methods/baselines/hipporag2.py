@@ -47,7 +47,8 @@ class Hipporag2Config:
       num_triples: triples that the question is linked to.
       recognition: who decides which of these triples are relevant: model (the paper), or score
         (ours, for small models: triples with a cosine of at least min_score).
-      min_score: see recognition; -1 keeps all triples.
+      min_score: see recognition; -1 keeps all triples. The default was chosen for MiniLM on
+        MuSiQue (configs/retrieval.py).
       match_cutoff: difflib's ratio from which a triple that the model writes is one of the linked
         triples; the code has 0.
       num_passages: number of retrieved passages.
@@ -63,7 +64,7 @@ class Hipporag2Config:
 
     num_triples: PositiveInt = 5
     recognition: Literal["model", "score"] = "model"
-    min_score: float = 0.5
+    min_score: float = 0.55
     match_cutoff: UnitInterval = 0.8
     num_passages: PositiveInt = 10
     num_read: PositiveInt = 5
