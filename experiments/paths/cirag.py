@@ -4,7 +4,6 @@ from experiments.paths.declare import (
     CONTEXTS,
     GPU,
     SMALL_DEV,
-    SMALL_FOLDER,
     SMALL_TRAIN,
     SMALL_VARIABLES,
     Experiment,
@@ -114,7 +113,7 @@ def small() -> Setup:
                 "--config.trajectories={trajectories} --config.few_shot=false"
             ),
             "evaluate": Stage(
-                f"launch/evaluate.py --config=configs/integrator_eval.py {SMALL_FOLDER} "
+                "launch/evaluate.py --config=configs/integrator_eval.py "
                 "--config.checkpoint={train} --config.trajectories={trajectories_dev} "
                 "--config.integrator.max_tokens=64"
             ),
