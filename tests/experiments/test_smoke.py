@@ -10,6 +10,7 @@ import pytest
 
 from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.prepare import prepare
+from cirag_jax.errors import UserError
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.methods.common import dialects, extraction_prompts, reading_prompts, short_answers
 from cirag_jax.methods.kirag import prompts as kirag
@@ -54,6 +55,8 @@ def test_prepare_split_keeps_only_its_questions(tmp_path):
     assert {question.split for question in made.questions} == {"dev"}
     contexts = {i for question in made.questions for i in question.context or ()}
     assert set(made.corpus) == contexts
+    with pytest.raises(UserError, match="--split=test has no questions; the splits are dev, train"):
+        prepare("two_wiki", tmp_path / "out", manual_dir=tmp_path / "two_wiki", split="test")
 
 
 def test_rules_extract_triples_of_a_passage():
