@@ -40,6 +40,9 @@ def data(split: str, units: str | None = "triple", *, several: bool = False) -> 
     config.fold = placeholder(str)
     config.setting = placeholder(str)  # HotpotQA: distractor, fullwiki or abstracts.
     config.only_with_triples = False  # Keep only questions whose context passages all have triples.
+    # Keep only the questions whose ids a file lists: one per line, or a .json or .jsonl file of ids
+    # or questions (such as HippoRAG's 1,000).
+    config.ids = placeholder(str)
     config.limit = 0  # The first N questions after filtering; 0 is all.
     config.random = False  # Draw the N questions at random instead of taking the first N.
     # Seed for drawing questions, passages (corpus=supporting_and_sampled), and training questions

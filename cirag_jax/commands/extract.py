@@ -140,7 +140,7 @@ def _selected(config: Config) -> Collection[str] | None:
     """Returns the ids of the passages that ``config.data`` selects; None for all passages."""
     data = config.data
     if data.corpus == WHOLE:
-        filters = [name for name in ("split", "fold", "setting", "limit") if data[name]]
+        filters = [name for name in ("split", "fold", "setting", "ids", "limit") if data[name]]
         if filters:
             raise UserError(
                 f"config.data.{filters[0]} selects questions, but config.data.corpus={WHOLE} uses "

@@ -1,8 +1,10 @@
 """Loads the dataset of ``config.data`` and selects its questions."""
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -103,10 +105,47 @@ def select_corpus(dataset: Dataset, questions: Sequence[Question], data: Config)
     return build_corpus(dataset, questions, data.corpus, data.seed)
 
 
+def _with_ids(questions: Sequence[Question], path: str, field: str, name: str) -> list[Question]:
+    """Returns the questions whose ids a file lists: one per line, or a JSON list of ids or records.
+
+    The order is that of the dataset.
+    """
+    file = pathlib.Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not valid UTF-8"
+        raise UserError(f"{field}={path} cannot be read: {reason}.") from None
+    rows: list[Any] = [line.strip() for line in text.splitlines() if line.strip()]
+    if file.suffix in (".json", ".jsonl"):
+        try:
+            rows = json.loads(text) if file.suffix == ".json" else [*map(json.loads, rows)]
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{field}={path} is not valid JSON: {error}.") from None
+    if not isinstance(rows, list):
+        raise UserError(f"{field}={path} must be a list of ids or of questions, not an object.")
+    ids = dict[str, None]()
+    for number, row in enumerate(rows, start=1):
+        value = row.get("id", row.get("_id")) if isinstance(row, dict) else row
+        if not isinstance(value, str):
+            raise UserError(f"{field}={path}: item {number} has no id (a string, or id or _id).")
+        ids[value] = None
+    kept = [question for question in questions if question.id in ids]
+    missing = ids.keys() - {question.id for question in kept}
+    if missing or not ids:
+        first = next((value for value in ids if value in missing), "none")
+        raise UserError(
+            f"{field}={path}: {len(missing):,} of {len(ids):,} ids are not among the "
+            f"{len(questions):,} selected questions of {name} (first: {first}); choose their "
+            "split, or another file."
+        )
+    return kept
+
+
 def select_questions(
     dataset: Dataset, data: Config, prefix: str = "config.data."
 ) -> tuple[Question, ...]:
-    """Selects questions by ``data.split``, ``.fold``, ``.setting`` and ``.only_with_triples``.
+    """Selects by ``data.split``, ``.fold``, ``.setting``, ``.only_with_triples`` and ``.ids``.
 
     ``data.limit`` then keeps the first N questions; 0 keeps all. With ``data.random``, it keeps N
     random questions in their original order. For the same ``data.seed``, a larger sample contains
@@ -135,6 +174,8 @@ def select_questions(
                 f"config.data.only_with_triples matches no question of {dataset.name}: none has "
                 "triples (openie.jsonl or config.data.triples) for every passage of its context"
             )
+    if data.get("ids"):
+        questions = _with_ids(questions, data.ids, f"{prefix}ids", dataset.name)
     if not data.limit or data.limit >= len(questions):
         return tuple(questions)
     if not data.random:

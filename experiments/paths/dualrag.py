@@ -93,7 +93,7 @@ def small() -> Setup:
 def paper() -> Setup:
     """Section 4.1: 1,000 random dev questions of three benchmarks, Qwen2.5-7B in every role."""
     stages: dict[str, Stage] = {}
-    for name, config in (("hotpotqa", "distractor"), ("two_wiki", "default"), ("musique", "ans")):
+    for name, config in (("hotpotqa", "abstracts"), ("two_wiki", "default"), ("musique", "ans")):
         own = f"_{name}"
         stages[f"prepare{own}"] = Stage(
             f"-m cirag_jax.datasets.prepare --benchmark={name} --config={config} "

@@ -81,3 +81,39 @@ def test_select_corpus_contexts_of_hotpotqa_are_refused_unless_told():
     for setting in ("abstracts", "answerable", None):
         others = [dataclasses.replace(q, setting=setting) for q in questions]
         assert len(load.select_corpus(dataset, others, data).passages) == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ids.txt", "q9\n\n q8 \n"),
+        ("ids.json", '["q9", "q8"]'),
+        ("dev.json", '[{"_id": "q9", "question": "?"}, {"id": "q8"}]'),
+        ("dev.jsonl", '{"id": "q9"}\n"q8"\n'),
+    ],
+)
+def test_select_questions_by_file_of_ids(folder, tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    data = _data(folder, split="dev", ids=tmp_path / name)
+    questions = load.select_questions(load.load_dataset(data), data)
+    assert [q.id for q in questions] == ["q8", "q9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("ids.txt", "q8\nq0\nnone\n", r"2 of 3 ids are not among the \d+ selected .*first: q0"),
+        ("ids.txt", "", "0 of 0 ids are not among"),
+        ("ids.json", "{}", "must be a list of ids or of questions, not an object"),
+        ("ids.json", "[", "is not valid JSON"),
+        ("ids.json", "[1]", "item 1 has no id"),
+        ("none.txt", None, "cannot be read: No such file"),
+    ],
+)
+def test_select_questions_bad_file_of_ids_is_refused(folder, tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    data = _data(folder, split="dev", ids=tmp_path / name)
+    with pytest.raises(UserError, match=message) as error:
+        load.select_questions(load.load_dataset(data), data)
+    assert f"config.data.ids={tmp_path / name}" in str(error.value)

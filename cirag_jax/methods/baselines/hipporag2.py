@@ -11,8 +11,9 @@ from typing import Literal
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag.prompts import parse_facts, render_facts
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import one_line
-from cirag_jax.methods.common.reading import ReaderFormat, read
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (
     Generate,
@@ -108,7 +109,12 @@ def hipporag2(question: Question, config: Hipporag2Config) -> Program[Prediction
     )
 
 
-METHOD = Method(hipporag2, Hipporag2Config)
+def _render(config: Hipporag2Config) -> None:
+    recognition_messages("", (), config.normalization)
+    render_reader(config.reader_format, "passage")
+
+
+METHOD = Method(hipporag2, Hipporag2Config, _render)
 
 
 def search_graph(
@@ -148,7 +154,7 @@ def recognize(
     messages = recognition_messages(query, linked.triples, config.normalization)
     response: Generated = yield Generate(messages, "recognizer")
     kept, problems = parse_facts(
-        response.text,
+        PROMPT.read(response.text),
         linked.triples,
         config.normalization,
         config.match_cutoff,
@@ -169,6 +175,7 @@ def relative_scores(linked: Linked) -> dict[Triple, float]:
 
 # -------------------------------------------------------------------------------------- prompts
 
+PROMPT = Prompt("recognizer", labels={"question": "Question:", "facts": "Facts:"}, keys=("fact",))
 _INSTRUCTION = (
     "You are given a question and facts that a search has found for it. Each fact is a list of "
     "subject, relation and object. Keep the facts that help to answer the question, also those "
@@ -194,9 +201,6 @@ def recognition_messages(
         listed = render_facts(facts, normalization)
         return Message("user", f"Question: {one_line(question)}\nFacts: {listed}")
 
-    return (
-        Message("system", _INSTRUCTION),
-        turn(_EXAMPLE_QUERY, _EXAMPLE),
-        Message("assistant", render_facts([_EXAMPLE[0], _EXAMPLE[3]], normalization)),
-        turn(query, triples),
-    )
+    kept = render_facts([_EXAMPLE[0], _EXAMPLE[3]], normalization)
+    example = (turn(_EXAMPLE_QUERY, _EXAMPLE), Message("assistant", kept))
+    return PROMPT.conversation(_INSTRUCTION, example, turn(query, triples))

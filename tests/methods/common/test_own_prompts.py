@@ -30,6 +30,7 @@ CONFIGS = [
     "c2rag.py", "c2rag.py:code", "native_rag.py", "native_rag.py:small", "ircot.py",
     "ircot.py:small", "genground.py", "genground.py:small", "iter_retgen.py", "oracle.py",
     "beam_retrieval.py", "direct.py", "multi_step.py", "decomposition.py", "search_r1.py",
+    "hipporag2.py", "trace.py", "vector_prf.py",
 ]  # fmt: skip
 
 
