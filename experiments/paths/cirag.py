@@ -92,7 +92,9 @@ def small() -> Setup:
     cirag = (
         f"launch/answer.py --config=configs/methods/cirag.py {dev} {contexts} {compact} "
         f"{no_repeats} --config.triples={{extract}} {reader} --config.cirag.reader_format=chain "
-        "--config.integrator.max_tokens=64"
+        "--config.integrator.max_tokens=64 --config.in_flight=16 "
+        # 0.75 GB for each model, as prompts of 16 questions are kept.
+        "--config.integrator.prefix_tokens=16384 --config.reader.prefix_tokens=16384"
     )
     return Setup(
         {

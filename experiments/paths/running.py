@@ -113,7 +113,7 @@ class Runner:
         seconds = f"{time.monotonic() - started:,.0f} s"
         if code:
             say_with_time(
-                f"{stage.experiments[0]}/{stage.name} failed (exit code {code}, {seconds}): "
+                f"{stage.experiments[0]}/{stage.name} failed ({_ending(code)}, {seconds}): "
                 f"{_last_line(_log_path(stage))}; log: {_log_path(stage)}"
             )
             return "failed"
@@ -192,6 +192,13 @@ def _wait(process: subprocess.Popen, stage: PlannedStage, log: pathlib.Path) -> 
     if received:
         raise KeyboardInterrupt
     return code
+
+
+def _ending(code: int) -> str:
+    """Returns the exit code or the signal in words."""
+    if code == -signal.SIGKILL:
+        return "killed, perhaps because memory was full"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _die_with_parent() -> None:

@@ -314,7 +314,9 @@ def claim_triples(messages: Messages) -> str | None:
     lines = []
     for line in messages[-1]["content"].splitlines():
         number = re.match(r"Sentence (\d+): ", line)
-        for head, relation, tail in facts_in(line) if number else ():
+        if number is None:
+            continue
+        for head, relation, tail in facts_in(line):
             lines.append(f"({head}|{relation}|{tail}|{number[1]})")
     return "\n".join(lines) or "none"
 
