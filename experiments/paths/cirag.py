@@ -88,13 +88,13 @@ def small() -> Setup:
     # Small models follow the compact format, and their contexts have room for 15 candidates.
     compact = "--config.cirag.num_candidates=15 --config.cirag.prompt_format=compact"
     no_repeats = "--config.cirag.only_new=true --config.cirag.on_repeat=chain"
-    reader = "--config.reader.adapter=shipped:reader"
+    # The default of 65,536 tokens would take 3 GB for each model.
+    reader = "--config.reader.adapter=shipped:reader --config.reader.prefix_tokens=16384"
     cirag = (
         f"launch/answer.py --config=configs/methods/cirag.py {dev} {contexts} {compact} "
         f"{no_repeats} --config.triples={{extract}} {reader} --config.cirag.reader_format=chain "
         "--config.integrator.max_tokens=64 --config.in_flight=16 "
-        # 0.75 GB for each model, as prompts of 16 questions are kept.
-        "--config.integrator.prefix_tokens=16384 --config.reader.prefix_tokens=16384"
+        "--config.integrator.prefix_tokens=16384"
     )
     return Setup(
         {
