@@ -81,7 +81,7 @@ def test_path_killed_at_random_stage_resumes_to_same_table(workdir):
     name = rng.choice(SMOKE)
     stages = run(name, workdir)[0]
     table, names = scores(stages), list(stages)
-    first = rng.randrange(names.index("prepare"), len(names))
+    first = rng.randrange(1, len(names))
     for later in names[first:]:  # these run again
         shutil.rmtree(stages[later]["folder"], ignore_errors=True)
     kill_during(name, workdir, names[first])
