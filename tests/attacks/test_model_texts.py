@@ -7,7 +7,8 @@ import pytest
 from cirag_jax.evaluation import judge_prompts as judge
 from cirag_jax.grade import prompts as grade
 from cirag_jax.io import replace_surrogates
-from cirag_jax.methods.baselines import decomposition, ircot, search_r1
+from cirag_jax.llm.types import Generated
+from cirag_jax.methods.baselines import decomposition, flare, ircot, search_r1
 from cirag_jax.methods.baselines import genground as genground
 from cirag_jax.methods.c2rag import prompts as c2rag
 from cirag_jax.methods.cirag import compact
@@ -18,6 +19,8 @@ from cirag_jax.methods.common import (
     reading_prompts,
     refusals,
     short_answers,
+    writing,
+    written_answers,
 )
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.dualrag import prompts as dualrag
@@ -65,10 +68,13 @@ PARSERS = {
     "c2rag.fill": lambda t, cut: c2rag.parse_fill(t),
     "c2rag.names": lambda t, cut: c2rag.names_in(t),
     "decomposition": lambda t, cut: decomposition.parse_queries(t, 3, truncated=cut),
+    "flare.question": lambda t, cut: flare.parse_question(t),
     "genground.deduction": lambda t, cut: genground.parse_deduction(t, truncated=cut),
     "genground.grounding": lambda t, cut: genground.parse_grounding(t),
     "extraction.entities": lambda t, cut: extraction_prompts.parse_entities(t, _finish(cut)),
     "extraction.triples": lambda t, cut: extraction_prompts.parse_triples(t, _finish(cut)),
+    "written_answers": lambda t, cut: written_answers.written_answer(t),
+    "writing.sentence": lambda t, cut: writing.sentence_of(Generated(t, _finish(cut))),
     "grade.verdict": lambda t, cut: grade.parse_verdict(t, "yes", "no"),
     "grade.claim": lambda t, cut: grade.parse_claim(t),
     "grade.triples": lambda t, cut: grade.parse_triples(t, _finish(cut), 2),
