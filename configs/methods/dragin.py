@@ -1,0 +1,33 @@
+"""DRAGIN: retrieves where entropy and attention show a need (docs/methods/baselines.md).
+
+python launch/answer.py --config=configs/methods/dragin.py:small --config.data.dir=DATA \
+    --config.data.split=dev --workdir=W
+
+From the paper: the score of a token (entropy times the largest attention that a later token gives
+to it, 0 for stop words) and the query (the words to which the needy words attend most). From the
+code: means over the tokens of a word, attention as a share of the sentence times its length, a
+threshold of 1.0 (0.8 to 1.2 there), 25 words per query (25 to 35 there), three passages, BM25, 100
+tokens per continuation (64 to 100 there), and that only the first sentence after a retrieval is
+kept. Ours: the prompts with one worked example (6 to 8 there), a list of stop words instead of
+parts of speech, words matched with attended tokens by their beginning, and the end of the text as
+in configs/methods/flare.py.
+
+Presets: ``small`` writes with SmolLM2-135M, and the shipped reader reads the retrieved passages, on
+a laptop's CPU. ``medium`` has a model of 1.5B parameters. ``paper`` retrieves with BM25, for a GPU;
+not yet run. The generator must report entropies and attention: backend jax.
+"""
+
+from typing import Any
+
+from configs.methods import blocks
+
+
+def get_config(preset: str = "") -> Any:
+    switches = {"reader_format": "documents", "rerank_from": 50}
+    config = blocks.preset(blocks.method("dragin", switches, generator=100), preset)
+    if preset == "small":
+        config.generator.max_tokens = 64
+        return blocks.shipped(config)
+    if preset == "paper":
+        config.retriever.kind = "bm25"
+    return config
