@@ -173,6 +173,12 @@ def test_read_config_defaults_equal_those_of_transformers(tmp_path):
         sizes = {name: sizes[name] for name in sizes if not name.startswith("pad")}
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes}))
         assert read_config(tmp_path)[0] == wanted, kind
+        if kind != "modernbert":  # rotary positions without a base
+            rope = {"rope_type": "linear", "factor": 2.0}
+            fields = {"model_type": kind, **sizes, "rope_parameters": rope}
+            (tmp_path / "config.json").write_text(json.dumps(fields))
+            theta = config_class(rope_parameters=dict(rope)).rope_parameters["rope_theta"]
+            assert read_config(tmp_path)[0].rope == Rope(theta, RopeScaling("linear", 2.0))
 
 
 TASKS = ["retrieval.query", "retrieval.passage", "separation"]
