@@ -24,6 +24,7 @@ def get_config() -> Any:
     config.runs = placeholder(object)  # A run's folder, or a tuple of them, "('NAME=W1', 'W2')".
     # Judged text: answer (short answer) | response (the text that contains the answer; DualRAG)
     config.text = "answer"
+    common.prompts(config)
     config.judge = _judge()
     config.second = _judge()
     config.second.run = False  # Also run the second judge and report the agreement.

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
+from cirag_jax import cli
 from cirag_jax.commands import backends, comparison, evaluation, identity
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import answers
@@ -15,6 +16,7 @@ from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.scoring import AnsweredQuestion
 from cirag_jax.evaluation.significance import pairwise_scores
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common import own_prompts
 from cirag_jax.reports.tables import Column, captioned, percent_with_bounds, system_rows
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Generate, Generated, Program
@@ -61,7 +63,31 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       ``num_questions``, ``without_gold``, ``empty`` (number of empty answers), ``settings``,
       ``complete``.
     """
+    if config.export_prompts is not None:
+        return cli.PrintOnly(own_prompts.export_file(config.export_prompts, _render))
     judges = _judges(config)
+    with own_prompts.active(_own_prompts(config, judges)):
+        return _evaluate(config, workdir, judges)
+
+
+def _render() -> None:
+    for rubric in prompts.RUBRICS:
+        prompts.judge_messages("", "", (), rubric)
+
+
+def _own_prompts(config: Config, judges: Sequence[str]) -> own_prompts.OwnPrompts:
+    """Reads ``config.prompt_file``; refuses the prompt of a rubric that no judge has."""
+    if config.prompt_file is None:
+        return own_prompts.NONE
+    own = own_prompts.read(config.prompt_file, _render, "configs/judge.py")
+    names = [f"judge.{config[name].rubric}" for name in judges]
+    unused = [name for name in own if name not in names]
+    if unused:
+        raise UserError(f"{config.prompt_file}: [{unused[0]}] is not the rubric of a judge.")
+    return own
+
+
+def _evaluate(config: Config, workdir: pathlib.Path, judges: Sequence[str]) -> dict[str, Any]:
     runs = comparison.read_runs(comparison.named_folders(config.runs))
     ids = list(runs[0].records)
     run_answers = [_run_answers(config, run, ids) for run in runs]
@@ -71,6 +97,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     def programs(name: str) -> tuple[list[Job], dict[str, Any]]:
         unique = {job.id: job for row in jobs[name] for job in row if job is not None}
         settings = {"max_tokens": config.max_tokens, "retries": config.retries}
+        if own := own_prompts.current():
+            settings["prompt_file"] = own_prompts.digest(own)
         return list(unique.values()), {**settings, "rubric": config[name].rubric}
 
     models = {
@@ -206,7 +234,8 @@ def _job(config: Config, name: str, answered: AnsweredQuestion, text: str) -> Jo
     turns = [[message.role, message.text] for message in messages]
     settings = (block.rubric, block.constrained, config.retries)
     key = codec.digest(codec.dump([turns, settings]))
-    return Job(key, turns, lambda: judge(messages, *settings))
+    own = own_prompts.current()
+    return Job(key, turns, lambda: own_prompts.run_with(own, judge(messages, *settings)))
 
 
 def _counts(results: Collection[Verdict | None]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.common.verdicts import leading_word
 
@@ -53,6 +54,20 @@ RUBRICS: Mapping[str, Rubric] = {
 }
 
 
+PROMPTS = {
+    name: Prompt(
+        f"judge.{name}",
+        labels={
+            "question": "Question:",
+            "prediction": f"{rubric.prediction}:",
+            "reference": f"{rubric.gold}:",
+        },
+        keys=(rubric.verdict,),
+    )
+    for name, rubric in RUBRICS.items()
+}
+
+
 def judge_messages(
     question: str, answer: str, golds: Sequence[str], rubric: str
 ) -> tuple[Message, ...]:
@@ -68,27 +83,30 @@ def judge_messages(
     reply = " or ".join(json.dumps({verdict: value}) for value in (True, False))
     gold = " or ".join(map(_quoted, golds))
     answers = f"{prediction_label}: {_quoted(answer)}\n{gold_label}: {gold}"
-    return (
-        Message("system", f"{task} Reply with {reply} and nothing else."),
-        Message("user", f"Question: {_quoted(question)}\n{answers}"),
-    )
+    turn = Message("user", f"Question: {_quoted(question)}\n{answers}")
+    return PROMPTS[rubric].conversation(f"{task} Reply with {reply} and nothing else.", (), turn)
 
 
 def ask_again(messages: Sequence[Message], reply: str, rubric: str) -> tuple[Message, ...]:
     """Returns the conversation that asks again after a reply without a verdict."""
     reminder = f'Say it as JSON: {{"{RUBRICS[rubric].verdict}": true}} or false instead of true.'
-    return (*messages, Message("assistant", reply[:MAX_CHARS]), Message("user", reminder))
+    return (
+        *messages,
+        Message("assistant", reply[:MAX_CHARS]),
+        Message("user", PROMPTS[rubric].write(reminder)),
+    )
 
 
 def verdict_schema(rubric: str) -> dict[str, Any]:
     """Returns the JSON schema of a reply."""
     verdict = RUBRICS[rubric].verdict
-    return {
+    schema = {
         "type": "object",
         "properties": {verdict: {"type": "boolean"}},
         "required": [verdict],
         "additionalProperties": False,
     }
+    return dict(PROMPTS[rubric].schema(schema))
 
 
 def _quoted(text: str) -> str:
@@ -116,7 +134,7 @@ def parse_verdict(text: str, rubric: str, *, truncated: bool = False) -> Verdict
     of the opposite meaning. "No" before a noun ("no doubt") is no verdict. The parse errors are
     ``verdict_`` plus an error of `find_json`, ``verdict_no_boolean`` and ``verdict_missing``.
     """
-    verdict = RUBRICS[rubric].verdict
+    verdict, text = RUBRICS[rubric].verdict, PROMPTS[rubric].read(text)
     parsed, problem = find_json(text, verdict, truncated=truncated)
     problems = [f"verdict_{problem}"] if problem is not None else []
     value = parsed.get(verdict) if isinstance(parsed, dict) else text

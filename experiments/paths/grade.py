@@ -39,7 +39,8 @@ def smoke() -> Setup:
         "launch/generate_questions.py --config=configs/grade.py:paper "
         "--config.documents={files}/articles --config.min_words=0 --config.clusters.reduction=pca "
         "--config.claims.classifier=null --config.chunks.tokenizer= --config.chunks.least=6 "
-        "--config.chunks.most=14 --config.chunks.overlap=0 --config.context=3 --config.questions.context_words=64 "
+        "--config.chunks.most=14 --config.chunks.overlap=0 --config.context=3 "
+        "--config.questions.context_words=64 "
         f"--config.paths.per_hop=12 {served('llm')}"
     )
     sizes = {"native_rag": (5, 5), "multi_step": (5, 5), "decomposition": (14, 40)}

@@ -192,3 +192,28 @@ def test_judge_tiny_model_follows_schema(tmp_path, capsys):
     judge = result["judges"]["judge"]
     assert (judge["verdicts"], judge["unjudged"], judge["parse_errors"]) == (1, 0, {})
     assert result["systems"]["a"]["judge"]["value"] in (0, 1)
+
+
+OWN = """[judge.dualrag]
+system = "Compare."
+fields = {question = "Q:", prediction = "P:", reference = "R:", implies = "same"}
+"""
+
+
+def test_judge_prompt_file_reaches_the_model_and_the_identity(tmp_path, judges):
+    runs = two_runs(tmp_path)
+    file = tmp_path / "own.toml"
+    file.write_text(OWN)
+    result = evaluate(tmp_path, *runs, prompt_file=str(file))
+    system, turn = judges["judge"].asked[0].messages[:2]
+    assert system.text == "Compare." and turn.text.startswith("Q: ") and "\nR: " in turn.text
+    assert list(judges["judge"].asked[0].json_schema["properties"]) == ["same"]
+    assert result["judges"]["judge"]["verdicts"] == 7
+    with pytest.raises(UserError, match="was started with prompt_file, which is missing now"):
+        evaluate(tmp_path, *runs)
+    file.write_text(OWN.replace('"P:"', '"A:"'))
+    with pytest.raises(UserError, match="other prompts"):
+        evaluate(tmp_path, *runs, prompt_file=str(file))
+    file.write_text(OWN.replace("dualrag", "grade").replace("implies", "correct"))
+    with pytest.raises(UserError, match=r"\[judge.grade\] is not the rubric of a judge"):
+        evaluate(tmp_path, *runs, prompt_file=str(file))

@@ -233,6 +233,11 @@ def active(own_prompts: OwnPrompts) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
+def current() -> OwnPrompts:
+    """Returns the prompts of the innermost `active` block."""
+    return _ACTIVE.get()
+
+
 def run_with(own_prompts: OwnPrompts, program: Program[_T]) -> Program[_T]:
     """Returns a program that renders and parses with the user's prompts."""
     if not own_prompts:
