@@ -108,7 +108,9 @@ def retriever() -> Any:
     # units that it was trained on. Sentences and triples need kind=exact and no folder.
     config.units = "passage"
     config.folder = placeholder(str)  # Index from launch/index.py; null builds one at every start.
-    config.dtype = "float32"  # Type of stored vectors: float32 | bfloat16 (exact only).
+    # Type of stored vectors: float32 | bfloat16 (exact, faiss_ivfpq; other kinds of faiss keep
+    # float32 in memory).
+    config.dtype = "float32"
     # linked: drop passages that are needed with a lower probability than this; null keeps all.
     config.stop = placeholder(float)
     # exact: read the vectors of config.retriever.folder from disk for every search instead of

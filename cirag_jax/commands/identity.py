@@ -21,6 +21,7 @@ from cirag_jax.methods.registry import block_name
 from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import default_dtype
 from cirag_jax.retrieval import bm25, faiss_index
+from cirag_jax.retrieval.faiss_index import COMPRESSED
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
 from cirag_jax.runtime import codec
@@ -162,8 +163,17 @@ def _flat(blocks: Mapping[str, Config]) -> dict[str, Any]:
     return {
         f"{name}.{field}": value
         for name, block in blocks.items()
-        for field, value in _without_server(task_lib.plain(block)).items()
+        for field, value in _that_matter(_without_server(task_lib.plain(block))).items()
     }
+
+
+def _that_matter(block: dict[str, Any]) -> dict[str, Any]:
+    """Returns a retriever's block without settings that do not change its results.
+
+    Other blocks are unchanged. Journals of earlier versions lack these settings.
+    """
+    unused = {"stream"} if block.get("kind") == COMPRESSED else {"stream", "pq_bytes", "pq_rerank"}
+    return {name: value for name, value in block.items() if name not in unused}
 
 
 def _without_server(block: dict[str, Any]) -> dict[str, Any]:

@@ -109,6 +109,16 @@ def test_identity_has_packages_in_use(method, overrides, names):
     assert set(fields["packages"]) == set(names)
 
 
+def test_identity_ignores_how_vectors_are_read():
+    old = settings("native_rag")
+    for more in ("stream=true", "pq_bytes=8", "pq_rerank=3"):
+        assert settings("native_rag", f"--config.retriever.{more}") == old
+    codes = "--config.retriever.kind=faiss_ivfpq"
+    old = settings("native_rag", codes)
+    new = settings("native_rag", codes, "--config.retriever.pq_rerank=3")
+    assert different(old, new) == {"retriever.pq_rerank"}
+
+
 def test_identity_of_language_model_has_prompt_packages():
     reading = {"tokenizers", "transformers", "jinja2"}
     assert set(settings("direct")["reader.packages"]) == reading

@@ -176,17 +176,18 @@ def test_build_changing_corpus_is_refused(encoder, tmp_path, monkeypatch):
     assert not (tmp_path / "index" / index_lib.MANIFEST).exists()
 
 
-def test_build_stopped_build_resumes_to_the_same_bytes(encoder, tmp_path):
-    command.build_index(_PASSAGES, encoder, tmp_path / "whole", shard_rows=5)
+@pytest.mark.parametrize("kind", ["exact", "faiss_ivfpq"])
+def test_build_stopped_build_resumes_to_the_same_bytes(encoder, tmp_path, kind):
+    command.build_index(_PASSAGES, encoder, tmp_path / "whole", kind, shard_rows=5)
     encoder.passages, encoder.fail_after = [], 10
     with pytest.raises(KeyboardInterrupt):
-        command.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
+        command.build_index(_PASSAGES, encoder, tmp_path / "cut", kind, shard_rows=5)
     with pytest.raises(UserError, match="is not complete"):
         PassageIndex.open(tmp_path / "cut", encoder)
     encoder.passages, encoder.fail_after = [], None
     done = []
     counts = command.build_index(
-        _PASSAGES, encoder, tmp_path / "cut", shard_rows=5, progress=done.append
+        _PASSAGES, encoder, tmp_path / "cut", kind, shard_rows=5, progress=done.append
     )
     assert counts["resumed"] == 10 and counts["embedded"] == len(_PASSAGES) - 10
     assert len(encoder.passages) == len(_PASSAGES) - 10  # No passage is embedded twice.
@@ -194,7 +195,7 @@ def test_build_stopped_build_resumes_to_the_same_bytes(encoder, tmp_path):
     assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
     assert not (tmp_path / "cut" / command.PLAN).exists()
     encoder.passages = []
-    command.build_index(_PASSAGES, encoder, tmp_path / "cut", shard_rows=5)
+    command.build_index(_PASSAGES, encoder, tmp_path / "cut", kind, shard_rows=5)
     assert not encoder.passages  # The build is complete.
 
 

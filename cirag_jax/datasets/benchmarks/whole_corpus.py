@@ -16,8 +16,8 @@ from absl import logging
 
 from cirag_jax.datasets.benchmarks.base import OfficialBuilder
 from cirag_jax.datasets.benchmarks.corpora import CorpusSource, Reporter, check_source
-from cirag_jax.datasets.jsonl import CORPUS, OPENIE, QUESTIONS, question_record, read_corpus
-from cirag_jax.datasets.passage_file import IdTable
+from cirag_jax.datasets.jsonl import CORPUS, OPENIE, QUESTIONS, question_record
+from cirag_jax.datasets.passage_file import IdTable, PassageFile, PassagesById
 from cirag_jax.errors import UserError
 from cirag_jax.io import remove_parts, replacing, say, write_json, write_lines
 from cirag_jax.types import Dataset, Question
@@ -87,7 +87,7 @@ def write(builder: OfficialBuilder, name: str, questions: Sequence[Question], ou
         write_lines(out / QUESTIONS, map(question_record, questions))
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}.") from error
-    return Dataset(name, tuple(questions), read_corpus(out), {})
+    return Dataset(name, tuple(questions), PassagesById(PassageFile(out / CORPUS)), {})
 
 
 def _copied(source: CorpusSource, names: Names, table: IdTable) -> Iterator[dict[str, Any]]:
