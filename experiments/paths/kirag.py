@@ -158,8 +158,9 @@ _BENCHMARKS = {"hotpotqa": "distractor", "two_wiki": "default", "musique": "ans"
 def paper() -> Setup:
     """Section 4 and Appendix B: one aligner, trained on the chains of three benchmarks.
 
-    The paper searches the complete dev sets' corpora; HotpotQA's abstracts are its corpus. Chains
-    need the triples of gold passages only, so the training questions' contexts are enough.
+    The paper searches the complete dev sets' corpora; HotpotQA's abstracts are its corpus, whose
+    triples are extracted when they are retrieved. Chains need the triples of gold passages only, so
+    the training questions' contexts are enough.
     """
     stages: dict[str, Stage] = {}
     encoder = "--config.encoder.model=intfloat/e5-large-v2"
@@ -171,6 +172,13 @@ def paper() -> Setup:
             f"--config.data.dir={{corpus_train{own}}}",
         )
         stages |= benchmark_stages(name, f"{{data}}/{name}", suffix=own, config=config)
+        searched = data
+        if name == "hotpotqa":
+            stages["abstracts"] = Stage(
+                "-m cirag_jax.datasets.prepare --benchmark=hotpotqa --config=abstracts "
+                "--manual_dir={data}/hotpotqa --split=dev --out={out}"
+            )
+            searched = "--config.data.dir={abstracts}"
         stages |= {
             f"extract_train{own}": Stage(
                 f"launch/extract.py --config=configs/extract.py:trace {train}", slurm=GPU
@@ -179,7 +187,8 @@ def paper() -> Setup:
                 f"launch/extract.py --config=configs/extract.py:kirag {data}", slurm=GPU
             ),
             f"index{own}": Stage(
-                f"launch/index.py --config=configs/index.py {encoder} {lengths} {data}", slurm=GPU
+                f"launch/index.py --config=configs/index.py {encoder} {lengths} {searched}",
+                slurm=GPU,
             ),
             f"chains{own}": Stage(
                 f"launch/distill.py --config=configs/chains.py:trace {train} "
@@ -203,9 +212,12 @@ def paper() -> Setup:
     for name in _BENCHMARKS:
         own = f"_{name}"
         data = f"--config.data.dir={{corpus{own}}} --config.data.split=dev"
+        searched, triples = data, f"{{extract{own}}}"
+        if name == "hotpotqa":
+            searched, triples = "--config.data.dir={abstracts} --config.data.split=dev", "online"
         kirag = (
-            f"launch/answer.py --config=configs/methods/kirag.py:paper {data} "
-            f"--config.triples={{extract{own}}} --config.retriever.folder={{index{own}}}/index"
+            f"launch/answer.py --config=configs/methods/kirag.py:paper {searched} "
+            f"--config.triples={triples} --config.retriever.folder={{index{own}}}/index"
         )
         stages |= {
             f"evaluate{own}": Stage(
@@ -219,13 +231,16 @@ def paper() -> Setup:
                 f"{kirag} --config.kirag.use_aligner=false", slurm=GPU
             ),
             f"answer_native_rag{own}": Stage(
-                f"launch/answer.py --config=configs/methods/native_rag.py:paper {data} {encoder} "
-                f"{lengths} --config.retriever.folder={{index{own}}}/index --config.profile=kirag "
+                f"launch/answer.py --config=configs/methods/native_rag.py:paper {searched} "
+                f"--config.data.corpus=ircot_full {encoder} {lengths} "
+                f"--config.retriever.folder={{index{own}}}/index --config.profile=kirag "
                 "--config.model=meta-llama/Meta-Llama-3-8B-Instruct --config.native_rag.num_read=3",
                 slurm=GPU,
             ),
             f"table{own}": _table(own, without="annotated chains"),
         }
+    for name in ("corpus", "extract", "evaluate"):  # Replaced by the abstracts.
+        del stages[f"{name}_hotpotqa"]
     return Setup(stages)
 
 
