@@ -138,7 +138,9 @@ def test_extract_prompt_file_reaches_the_model_and_the_identity(tmp_path):
     )
 
     def respond(text, wants_triples):
-        answer, reason = model_server.rules(text, wants_triples)
+        found = model_server.rules(text, wants_triples)
+        assert not isinstance(found, int)
+        answer, reason = found
         return answer.replace('"triples"', '"facts"'), reason
 
     with model_server.model_server(respond) as server:
