@@ -170,10 +170,38 @@ def test_dense_layers_over_encoder_equal_sentence_transformers(tmp_path):
         ({"dense": (dense(32, 8, "ELU"),)}, "activation_function is .*ELU"),
         ({"dense": (dense(31, 8, "Tanh"),)}, "in_features is 31; supported: 32"),
         ({"dense": (dense(32, 8, "Tanh", use_residual=True),)}, "use_residual is True"),
+        ({"pooling": ["mean", "cls"]}, r"pooling \['cls', 'mean'\] is not supported"),
+        ({"dense": (dense(32, 8, "Tanh", module_output_name="x"),)}, "module_output_name is 'x'"),
     ],
 )
 def test_modules_unsupported_are_refused(tmp_path, change, message):
     folder = tiny_embedder.folder(tmp_path / "model", **change)
+    with pytest.raises(UserError, match=message):
+        load_encoder(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (["Transformer", "Pooling", "Pooling"], "Transformer, Pooling, Pooling are not supported"),
+        (["Pooling", "Transformer"], "Pooling, Transformer are not supported in this order"),
+        (["Transformer", "Dense", "Pooling"], "Transformer, Dense, Pooling are not supported in"),
+        (["Transformer", "Pooling", "LSTM"], "modules.json: module 'LSTM' is not supported"),
+    ],
+)
+def test_modules_in_other_order_are_refused(tmp_path, kinds, message):
+    folder = tiny_embedder.folder(tmp_path / "model")
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UserError, match=message):
+        load_encoder(str(folder))
+
+
+def test_dense_weights_of_other_shape_are_refused(tmp_path):
+    folder = tiny_embedder.folder(tmp_path / "model", dense=(dense(32, 8, "Tanh"),))
+    file = folder / "2_Dense/config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "out_features": 9}))
+    message = r"2_Dense: tensor linear.weight has shape \(8, 32\), but .* implies \(9, 32\)"
     with pytest.raises(UserError, match=message):
         load_encoder(str(folder))
 

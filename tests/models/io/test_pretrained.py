@@ -111,6 +111,12 @@ _QUESTION_TASK = "Given a question, retrieve passages that answer the question"
             (pretrained.BGE_CHINESE_INSTRUCTION, "", None),
             "cls",
         ),
+        (
+            "nomic-ai/modernbert-embed-base",
+            "nomic",
+            ("search_query: ", "search_document: ", None),
+            "mean",
+        ),
         ("/home/node5/e5/minilm", "", ("", "", None), "mean"),
         (
             "nvidia/NV-Embed-v2",
