@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from cirag_jax.io import write_json, write_lines
+from cirag_jax.io import standard_streams, write_json, write_lines
 
 NUM_TRAIN, NUM_DEV, PARAGRAPHS = 24, 16, 6
 
@@ -224,6 +224,7 @@ def write(folder: pathlib.Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python experiments/smoke/files.py")
-    parser.add_argument("--workdir", required=True, type=pathlib.Path)
-    print(json.dumps(write(parser.parse_args().workdir)))
+    with standard_streams():
+        parser = argparse.ArgumentParser(prog="python experiments/smoke/files.py")
+        parser.add_argument("--workdir", required=True, type=pathlib.Path)
+        print(json.dumps(write(parser.parse_args().workdir)))

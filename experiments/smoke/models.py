@@ -12,6 +12,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
 from cirag_jax.methods.cirag import compact
 from experiments.smoke import files
 from tests import tiny_decoder
@@ -36,7 +37,8 @@ def write(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python experiments/smoke/models.py")
-    parser.add_argument("--workdir", required=True, type=pathlib.Path)
-    write(parser.parse_args().workdir)
-    print(json.dumps({"complete": True}))
+    with standard_streams():
+        parser = argparse.ArgumentParser(prog="python experiments/smoke/models.py")
+        parser.add_argument("--workdir", required=True, type=pathlib.Path)
+        write(parser.parse_args().workdir)
+        print(json.dumps({"complete": True}))

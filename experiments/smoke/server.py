@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from cirag_jax.io import standard_streams
 from experiments.smoke.files import FACT, chain_of, question_of
 
 Messages = Sequence[Mapping[str, str]]
@@ -442,9 +443,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python experiments/smoke/server.py")
-    parser.add_argument("--port", type=int, default=0, help="0 is a free port")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Handler)
-    server.daemon_threads = True
-    print(f"http://127.0.0.1:{server.server_address[1]}/v1", flush=True)
-    server.serve_forever()
+    with standard_streams():
+        parser = argparse.ArgumentParser(prog="python experiments/smoke/server.py")
+        parser.add_argument("--port", type=int, default=0, help="0 is a free port")
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Handler)
+        server.daemon_threads = True
+        print(f"http://127.0.0.1:{server.server_address[1]}/v1", flush=True)
+        server.serve_forever()
