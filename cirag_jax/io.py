@@ -113,6 +113,11 @@ def remove_parts(folder: Path) -> None:
             part.unlink(missing_ok=True)
 
 
+def machine_memory() -> int:
+    """Returns the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class Closing(abc.ABC):
     """Base class of objects whose `close` method is called at the end of a ``with`` block."""
 

@@ -18,6 +18,7 @@ from absl import logging as log
 
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.identity import of_packages
+from cirag_jax.io import machine_memory
 from cirag_jax.retrieval.search import empty_results
 from cirag_jax.retrieval.words import other_tokens
 
@@ -46,7 +47,7 @@ def _bm25s() -> Any:
 def check_memory(characters: int) -> None:
     """Raises UserError if texts of this total length are too long to index on this machine."""
     needed = characters * _BYTES_PER_CHARACTER
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = machine_memory()
     if needed > available:
         raise UserError(
             f"building a bm25 index of {characters / 1e9:.1f} billion characters needs about "

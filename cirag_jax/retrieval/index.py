@@ -23,7 +23,7 @@ from cirag_jax.datasets.passage_file import PassageFile
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError, check_choice, parsing
 from cirag_jax.identity import START_OVER, check_same, of_records
-from cirag_jax.io import read_json
+from cirag_jax.io import machine_memory, read_json
 from cirag_jax.retrieval import bm25
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import Progress
@@ -283,6 +283,14 @@ def _open_linked(
 def make_search(vectors_ND: Any, kind: str, options: IndexOptions) -> ExactIndex | FaissIndex:
     """Indexes a float matrix, or any object with a shape and row slices."""
     if kind == "exact":
+        rows, dim = vectors_ND.shape
+        size, memory = rows * dim * (2 if options.dtype == "bfloat16" else 4), machine_memory()
+        if jax.default_backend() == "cpu" and not options.stream and size > memory:
+            raise UserError(
+                f"{rows:,} vectors of {dim} dimensions in {options.dtype} take "
+                f"{size / 2**30:.1f} GiB, but this machine has {memory / 2**30:.1f} GiB of memory; "
+                "set --config.retriever.stream=true, or build an index of kind faiss_ivfpq"
+            )
         return ExactIndex(
             vectors_ND, dtype=options.dtype, mesh=accelerators(), stream=options.stream
         )

@@ -664,3 +664,14 @@ def test_open_retriever_large_corpus_in_memory_is_refused(encoder, passage_file,
     config[field] = value
     with pytest.raises(UserError, match=r"24 passages in memory; build an index on disk"):
         open_retriever(config.lock(), passage_file, encoder)
+
+
+def test_open_vectors_beyond_the_memory_are_refused_unless_streamed(encoder, tmp_path, monkeypatch):
+    command.build_index(_PASSAGES, encoder, tmp_path / "i")
+    monkeypatch.setattr(index_lib, "machine_memory", lambda: 24 * 32 * 4 - 1)
+    with pytest.raises(
+        UserError, match=r"24 vectors of 32 dimensions .* set --config.retriever.str"
+    ):
+        PassageIndex.open(tmp_path / "i", encoder)
+    for options in (IndexOptions(stream=True), IndexOptions(dtype="bfloat16")):
+        PassageIndex.open(tmp_path / "i", encoder, options=options)
