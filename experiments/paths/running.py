@@ -1,7 +1,6 @@
 """Runs planned stages as subprocesses or Slurm jobs, and reports what each stage made."""
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -132,11 +131,10 @@ class Runner:
             errors.write(f"$ {_shown(command[1:])}\n".encode())
             errors.flush()
             process = subprocess.Popen(
-                command,
+                _with_parent(command),
                 cwd=ROOT,
                 stdout=output,
                 stderr=errors,
-                preexec_fn=_die_with_parent,
                 start_new_session=True,  # Otherwise, Ctrl-C would reach the command twice.
             )
             code = _wait(process, stage, log)
@@ -201,13 +199,23 @@ def _ending(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _die_with_parent() -> None:
-    """Kills a stage together with the runner, so that the resumed runner finds no second writer."""
-    if _PRCTL is not None:
-        _PRCTL(_PDEATHSIG, signal.SIGKILL)
+# Runs the rest of the command line in a process that is killed together with its parent. Subprocess
+# could run this after forking (preexec_fn), which may deadlock in a process with threads.
+_WITH_PARENT = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({_PDEATHSIG}, {int(signal.SIGKILL)})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+def _with_parent(command: list[str]) -> list[str]:
+    """Returns a command that ends with the runner, so that a resumed runner finds no second writer.
+
+    Only Linux can do this; elsewhere, the command is returned unchanged.
+    """
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-c", _WITH_PARENT, *command]
 
 
 @contextlib.contextmanager
@@ -215,11 +223,10 @@ def _server(script: str) -> Iterator[str]:
     """Runs a server of language models; yields its URL."""
     command = [sys.executable, script]
     process = subprocess.Popen(
-        command,
+        _with_parent(command),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=_die_with_parent,
         start_new_session=True,
     )
     try:
