@@ -8,7 +8,7 @@ from cirag_jax.evaluation import judge_prompts as judge
 from cirag_jax.grade import prompts as grade
 from cirag_jax.io import replace_surrogates
 from cirag_jax.llm.types import Generated
-from cirag_jax.methods.baselines import decomposition, flare, ircot, search_r1
+from cirag_jax.methods.baselines import decomposition, flare, ircot, metarag, search_r1
 from cirag_jax.methods.baselines import genground as genground
 from cirag_jax.methods.c2rag import prompts as c2rag
 from cirag_jax.methods.cirag import compact
@@ -75,6 +75,10 @@ PARSERS = {
     "extraction.triples": lambda t, cut: extraction_prompts.parse_triples(t, _finish(cut)),
     "written_answers": lambda t, cut: written_answers.written_answer(t),
     "writing.sentence": lambda t, cut: writing.sentence_of(Generated(t, _finish(cut))),
+    "metarag.answer": lambda t, cut: metarag.parse_answer(t, truncated=cut),
+    "metarag.check": lambda t, cut: metarag.parse_check(t, truncated=cut),
+    "metarag.query": lambda t, cut: metarag.parse_query(t),
+    "metarag.verdict": lambda t, cut: metarag.parse_verdict(t),
     "grade.verdict": lambda t, cut: grade.parse_verdict(t, "yes", "no"),
     "grade.claim": lambda t, cut: grade.parse_claim(t),
     "grade.triples": lambda t, cut: grade.parse_triples(t, _finish(cut), 2),

@@ -28,6 +28,7 @@ SETTINGS = {
     "hipporag2": {"num_passages": 2, "num_read": 2, "reader_format": "documents"},
     "ircot": {"max_thoughts": 1, "num_passages": 2},
     "iter_retgen": {"num_rounds": 2, "num_passages": 2, "num_read": 2},
+    "metarag": {"max_rounds": 1, "num_passages": 2, "threshold": 1.0},
     "multi_step": {"num_passages": 2, "num_read": 2, "num_in_query": 1},
     "native_rag": {"num_passages": 2, "num_read": 2},
     "vector_prf": {"num_passages": 2, "num_read": 2},
