@@ -150,6 +150,12 @@ def test_prefixes_and_pooling_follow_model_name(tmp_path, name, family, prefixes
     assert pretrained._pooling(family) == pooling
 
 
+@pytest.mark.parametrize("name", ["document", "passage", "corpus"])
+def test_declared_prefixes_prompt_of_passages_has_several_names(name):
+    prompts = {name: "text: ", "query": "question: "}
+    assert pretrained.declared_prefixes(prompts, None) == ("question: ", "text: ", None)
+
+
 def test_load_encoder_snapshot_has_prefixes_of_its_model(tmp_path):
     """The folder of a snapshot in the hub's cache has the name of a commit."""
     folder = tmp_path / "models--intfloat--e5-small-v2/snapshots" / ("0123456789" * 4)
