@@ -70,6 +70,8 @@ def _letters(text: str) -> set[str]:
 
 @pytest.mark.parametrize("variant", _VARIANTS)
 @example([[("Chinese", 0, "")], [("Thai", 0, "")]], 0, 0, "")
+@example([[("Latin", 1, "")], [("Latin", 2, "")]], 0, 0, "")  # an accent of either form
+@example([[("Latin", 1, "")], [("Latin", 2, "")]], 1, 0, "")
 @attack(40, _TEXTS, st.integers(0, 99), st.integers(0, 99), st.sampled_from(("", *WORDS)))
 def test_bm25_finds_texts_with_a_word(variant, texts, row, place, noise):
     corpus = [_text(places) for places in texts]

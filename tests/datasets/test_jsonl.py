@@ -146,6 +146,7 @@ BAD_ROWS = [
     ("questions", {**Q, "question": None}, "'question' must be a string, not null"),
     ("questions", {**Q, "answers": "Ule"}, "'answers' must be a list, not a string"),
     ("questions", {**Q, "answers": ["a", 3]}, "'answers[1]' must be a string, not an integer"),
+    ("questions", {**Q, "aliases": ["Nobody"]}, "'aliases' has 'Nobody', which answers does not"),
     ("questions", {**Q, "hops": "2"}, "'hops' must be an integer, not a string"),
     ("questions", {**Q, "hops": True}, "'hops' must be an integer, not a boolean"),
     ("questions", {**Q, "split": ["dev"]}, "'split' must be a string, not a list"),

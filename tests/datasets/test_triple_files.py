@@ -71,6 +71,7 @@ def test_load_datasets_each_folder_has_its_own_source(sources, tmp_path):
     folders = (str(sources / "data"), "demo")
     own = load.of_folder(named, folders[0], folders, "config.folders")
     assert load.load_dataset(own).triples == tiny.dataset().triples
+    assert load.of_folder(named, "demo", folders, "config.folders").triples is None
     with pytest.raises(UserError, match="has 2 entries, but config.folders has 1 folders"):
         load.of_folder(named, folders[0], folders[:1], "config.folders")
     config.triples = str(sources / "store")
@@ -99,6 +100,7 @@ def test_hipporag_passages_are_recognized_by_text_or_id(tmp_path, capsys):
         "a": Passage("a", "Ada", "Ada  was born\nin Lund."),
         "b": Passage("b", "", "No title."),
         "c": Passage("c", "Cal", "Old text."),
+        "d": Passage("d", "Dan", "No triples, because its extraction failed."),
     }
     born = [["Ada", "born in", "Lund"], ["x"]]
     docs = [
@@ -107,6 +109,7 @@ def test_hipporag_passages_are_recognized_by_text_or_id(tmp_path, capsys):
         {"idx": "c", "passage": "another text", "extracted_triples": [["Cal", "is", "old"]]},
         {"idx": "chunk-9", "passage": "Elsewhere", "extracted_triples": [["E", "is", "far"]]},
         {"idx": "chunk-2", "passage": "Failed"},
+        {"idx": "d", "passage": "Dan\nNo triples, because its extraction failed."},
     ]  # fmt: skip
     path = tmp_path / "openie_results.json"
     path.write_text(json.dumps({"docs": docs, "avg_ent_chars": 3.0}))
@@ -116,8 +119,8 @@ def test_hipporag_passages_are_recognized_by_text_or_id(tmp_path, capsys):
         "c": (Triple("Cal", "is", "old", "c", 0),),
     }
     stderr = capsys.readouterr().err
-    assert "2 of 5 passages are not in the corpus" in stderr and "3 of 3 passages have" in stderr
-    assert "1 of 5 passages have the id of a passage of the corpus, but another text" in stderr
+    assert "2 of 6 passages are not in the corpus" in stderr and "3 of 4 passages have" in stderr
+    assert "1 of 6 passages have the id of a passage of the corpus, but another text" in stderr
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,10 @@ def test_to_dataset_two_wiki(build):
 
 
 ALIASES = [
+    {"Q_id": "Q2", "aliases": ["Earlier name"], "demonyms": []},
     {"Q_id": "Q1", "aliases": ["Lidia Odin", "Lida Odin", "L. Odin"], "demonyms": ["Odinian"]},
-    {"Q_id": "Q2", "aliases": ["Dune"]},
+    {"Q_id": "Q2", "aliases": ["Dune"]},  # of two lines, the official scorer uses the last
+    {"Q_id": "Q9", "aliases": ["Nobody"], "demonyms": []},
 ]
 
 
@@ -234,11 +236,16 @@ def test_to_dataset_two_wiki_aliases_beside_the_questions_are_answers(tmp_path, 
     assert golds_of(dev, "two_wiki") == dev.answers and golds_of(dev, "kirag") == ("Lida Odin",)
 
 
-def test_builder_two_wiki_damaged_alias_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [('{"Q_id": 2}', "Q_id"), ('{"aliases": []}', "Q_id"),
+     ('{"Q_id": "Q2", "demonyms": "Odinian"}', "demonyms")],
+)  # fmt: skip
+def test_builder_two_wiki_damaged_alias_is_named(tmp_path, line, field):
     folder = tmp_path / "manual"
     shutil.copytree(FIXTURES / "two_wiki", folder)
-    (folder / "id_aliases.json").write_text('{"Q_id": "Q1"}\n{"Q_id": 2}\n', "utf-8")
-    with pytest.raises(UserError, match=r"id_aliases.json:2.*Q_id"):
+    (folder / "id_aliases.json").write_text(f'{{"Q_id": "Q1"}}\n{line}\n', "utf-8")
+    with pytest.raises(UserError, match=rf"id_aliases.json:2.*{field}"):
         prepare_builder(BENCHMARKS["two_wiki"], "default", tmp_path / "tfds", folder)
 
 

@@ -1,11 +1,14 @@
 """Guessed tokens, which must change neither texts nor numbers."""
 
+import copy
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.llm.engine.rows import to_arrays
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Score
 from cirag_jax.models import lora
@@ -116,3 +119,70 @@ def test_guesses_without_blocks_of_pages_same_texts(plain, folder):
     expected, responses = (engine.generate(sent) for engine in others)
     assert [r.text for r in responses] == [r.text for r in expected]
     assert others[1].usage.drafted_tokens > 0
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def exact(request, folder):
+    options = EngineConfig(**{**SIZES, "lookup_tokens": 0})
+    return Engine.open(str(folder), dtype=request.param, options=options)
+
+
+def foresee(monkeypatch, known):
+    """Makes the search for drafts find the tokens ``known`` of each answer, by prompt."""
+
+    def with_answers(slots, *sizes):
+        rows = to_arrays(slots, *sizes)
+        for row, text_S in zip(slots, rows.text_BS if sizes[-1] else (), strict=False):
+            if row is not None:
+                end = len(row.prompt) + len(row.tokens)
+                following = known[tuple(row.prompt.tolist())][len(row.tokens) :]
+                text_S[: end - 1] = -2 - np.arange(end - 1)  # no tokens
+                if following:
+                    text_S[end - 2 - len(following) : end - 1] = text_S[end - 1], *following
+        return rows
+
+    monkeypatch.setattr("cirag_jax.llm.engine.engine.to_arrays", with_answers)
+
+
+def known_tokens(engine, requests, counts):
+    """Returns the first tokens of each answer, by prompt."""
+    prompts = [tuple(engine.tokenizer.encode_prompt(r.messages).tolist()) for r in requests]
+    answers = [[token.id for token in r.tokens] for r in engine.generate(requests)]
+    return {p: ids[:count] for p, ids, count in zip(prompts, answers, counts, strict=True)}
+
+
+def test_guesses_answer_ends_inside_a_draft(exact, monkeypatch):
+    """The end token, a stop string and the limit lie in the middle of a draft that is right."""
+    request = ask(text(40, 3), max_tokens=12, top_logprobs=2, entropy=True)
+    known = known_tokens(exact, [request], [12])
+    ((ids, written),) = zip(known.values(), exact.generate([request]), strict=True)
+    foresee(monkeypatch, known)
+    ending = next(i for i in range(2, 7) if ids[i] not in ids[:i])
+    ends = copy.copy(exact)
+    ends.tokenizer = copy.copy(exact.tokenizer)
+    ends.tokenizer.eos_ids = frozenset({ids[ending]})
+    ends._eos_ids = (ids[ending],)
+    stops = dataclasses.replace(request, stop=("@@", written.text[3:5]))
+    limited = dataclasses.replace(request, max_tokens=5)
+    lengths = []
+    for engine, sent in ((ends, request), (exact, stops), (exact, limited)):
+        (expected,) = engine.generate([sent])
+        (actual,) = with_lookup(engine, 7).generate([sent])
+        assert (numbers(actual), actual.text) == (numbers(expected), expected.text)
+        assert actual.finish_reason == expected.finish_reason
+        assert actual.usage.drafted_tokens == len(actual.tokens) - 1
+        lengths.append((len(actual.tokens), actual.finish_reason))
+    assert lengths[0] == (ending + 1, "stop") and lengths[2] == (5, "length")
+    assert 2 < lengths[1][0] < 8 and lengths[1][1] == "stop"
+
+
+def test_guesses_rows_have_drafts_of_their_own_lengths(exact, monkeypatch):
+    sent = [ask(text(40 + n, n), max_tokens=8, top_logprobs=2) for n in range(3)]
+    known = known_tokens(exact, sent, (0, 1, 3))
+    expected = [numbers(response) for response in exact.generate(sent)]
+    foresee(monkeypatch, known)
+    responses = with_lookup(exact, 7).generate(sent)
+    assert [numbers(response) for response in responses] == expected
+    # 5 of the 8 slots are idle: enough for 2 drafts of a row and 3 of another.
+    drafted = [response.usage.drafted_tokens for response in responses]
+    assert drafted == [0, 1, 3]
