@@ -175,7 +175,7 @@ def test_peft_config_fields_are_known():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"use_dora": True}, "field use_dora is True"),
+        ({"use_dora": True}, "field use_dora is True, which is not supported"),
         ({"bias": "lora_only"}, "field bias is 'lora_only'"),
         ({"modules_to_save": ["lm_head"]}, r"field modules_to_save is \['lm_head'\]"),
         ({"trainable_token_indices": [3]}, r"field trainable_token_indices is \[3\]"),
