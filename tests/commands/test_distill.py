@@ -81,7 +81,7 @@ def whole(folders, tmp_path_factory):
     return workdir, json.loads((workdir / "result.json").read_text())
 
 
-def test_distill_files_match_the_result(whole):
+def test_distill_files_match_the_result(whole, folders):
     workdir, result = whole
     found = trajectories.read_trajectories(workdir)
     assert [t.question_id for t in found] == [f"q{i}" for i in range(8)]  # the split train
