@@ -77,13 +77,16 @@ def test_server_encoder_gives_unit_vectors_in_order(server, encoding):
 def test_server_encoder_rerun_pays_nothing(server):
     first = _open(server).encode(_TEXTS)
     server.bodies.clear()
-    encoder = _open(server)
-    np.testing.assert_array_equal(encoder.encode(_TEXTS[::-1]), first[::-1])
-    assert server.bodies == []
+    encoder, done = _open(server), []
+    np.testing.assert_array_equal(encoder.encode(_TEXTS[::-1], progress=done.append), first[::-1])
+    assert server.bodies == [] and done == [3]
     encoder.encode(["red", "new"])
     assert _inputs(server) == [["new"]]
     _open(server, model="other").encode(["red"])  # Each model has its own vectors.
     assert _inputs(server)[1:] == [["dimension"], ["red"]]
+    with faulty_server() as other:  # A local server may have another model of this name.
+        _open(server, server_fields={"base_url": other.url}).encode(["red"])
+        assert _inputs(other) == [["dimension"], ["red"]]
 
 
 def test_server_encoder_interrupted_call_keeps_what_arrived(server):
@@ -96,10 +99,11 @@ def test_server_encoder_interrupted_call_keeps_what_arrived(server):
     assert _inputs(server) == [["blue"]]
 
 
-def test_server_encoder_damaged_vectors_are_requested_again(server, tmp_path):
+@pytest.mark.parametrize("damaged", ["x'0000803f0000803f'", "x'0000'", "x''", "'text'", "NULL"])
+def test_server_encoder_damaged_vectors_are_requested_again(server, tmp_path, damaged):
     _open(server).encode(_TEXTS)
     with sqlite3.connect(tmp_path / "cache" / "embeddings" / "vectors.sqlite") as db:
-        db.execute("UPDATE vectors SET vector = x'0000803f0000803f'")
+        db.execute(f"UPDATE vectors SET vector = {damaged}")
     np.testing.assert_allclose(_open(server).encode(_TEXTS), _expected(_TEXTS), atol=1e-6)
 
 
@@ -110,6 +114,9 @@ def test_server_encoder_instructions_are_part_of_the_text(server):
     encoder.encode(["a"], "triple")  # the same text as of a passage
     assert _inputs(server) == [["dimension"], ["Q: a"], ["P: a"]]
     assert encoder.identity["query_prefix"] == "Q: "
+    encoder = _open(server, instructions={"passage": "P: ", "triple": "T: "})
+    encoder.encode(["a"], "triple")
+    assert _inputs(server)[3:] == [["T: a"]] and encoder.identity["triple_prefix"] == "T: "
     with pytest.raises(UserError, match=r"'prompt:query' is not a prompt of a server"):
         _open(server, instructions={"query": "prompt:query"})
 
@@ -179,10 +186,11 @@ def test_server_encoder_rejected_dimensions_name_the_remedy(server):
         _open(server, dimensions=3).encode(["red"])
 
 
-def test_server_encoder_other_dimension_than_before_is_refused(server):
+@pytest.mark.parametrize("dimension", [6, 10])
+def test_server_encoder_other_dimension_than_before_is_refused(server, dimension):
     encoder = _open(server)
-    server.dimension = 6
-    with pytest.raises(UserError, match="vector of 6 dimensions; expected 8"):
+    server.dimension = dimension
+    with pytest.raises(UserError, match=f"vector of {dimension} dimensions; expected 8"):
         encoder.encode(["red"])
 
 
