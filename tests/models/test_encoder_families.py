@@ -392,7 +392,7 @@ def test_rotary_encoder_scaled_positions_equal_transformers(tmp_path, kind, scal
         (
             "modernbert",
             {"rope_scaling": {**LONGROPE, "long_factor": [1.0]}},
-            "field long_factor or short_factor is 'a list'; supported: 4 numbers",
+            "field long_factor has 1 numbers; a head needs 4",
         ),
         ("jina", {"rope_scaling": {"type": "su"}}, "field rope_type is 'su'; .* llama3, yarn, lon"),
         ("modernbert", {"hidden_activation": "tanh"}, "field hidden_activation is 'tanh'"),
