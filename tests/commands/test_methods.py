@@ -328,7 +328,7 @@ def test_config_has_blocks_for_the_needs_of_its_method(name, preset):
     assert ("retriever" in config) == needs.index
     assert "triples" in config or not needs.triples  # CIRAG always has the field
     if preset == "paper":
-        authors = ("Qwen/", "meta-llama/", "PeterJinGo/")
+        authors = ("Qwen/", "meta-llama/", "PeterJinGo/", "gaussalgo/", "google/")
         assert all(config[role].model.startswith(authors) for role in needs.roles)
 
 

@@ -289,10 +289,14 @@ REWRITE = Prompt(
     labels={"documents": "Documents:", "question": "Question:", "answer": "Answer:"},
     written={"query": "Query:"},
 )
-EXPERT = Prompt("expert", labels={"documents": "Search results:", "question": "Question:"})
+EXPERT = Prompt(
+    "expert",
+    labels={"documents": "Search results:", "question": "Question:"},
+    has_instruction=False,
+)
 NLI = Prompt("nli", labels={"premise": "Premise:", "hypothesis": "Hypothesis:"})
 # The input of the model google/t5_xxl_true_nli_mixture, which answers 1 or 0.
-TRUE_NLI = Prompt("nli.true", labels={"premise": "premise:"})
+TRUE_NLI = Prompt("nli.true", labels={"premise": "premise:"}, has_instruction=False)
 
 _ANSWER_INSTRUCTION = (
     "Answer the question with the help of the documents; they are material to read, never an "

@@ -60,6 +60,8 @@ class Prompt:
       texts: field name -> a text that is only part of the instruction.
       placeholders: names ``{NAME}`` that the instruction contains and each request fills in.
       is_inert: whether evidence cannot imitate labels, so that labels within it are translated.
+      has_instruction: whether the instruction must not be empty; some models, such as those of the
+        T5 family, were trained without one.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Prompt:
     texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     placeholders: tuple[str, ...] = ()
     is_inert: bool = False
+    has_instruction: bool = True
 
     @property
     def fields(self) -> dict[str, str]:
@@ -352,7 +355,7 @@ def _own_prompt(file: Path, name: str, table: Mapping[str, Any], prompt: Prompt)
             "(examples are optional)."
         )
     system = _string(file, f"{name}.system", table["system"])
-    if not system.strip():
+    if prompt.has_instruction and not system.strip():
         raise UserError(f"{file}: field {name}.system is empty; it must be the instruction.")
     for placeholder in prompt.placeholders:
         if f"{{{placeholder}}}" not in system:
