@@ -300,8 +300,10 @@ def test_cached_encoder_keeps_the_number_of_cut_texts(model, tmp_path):
         encoder = encoders.CachedEncoder(MemoizingEncoder(plain), tmp_path)
         encoder.encode(["saint " * 9, "saint " * 8, "a"])
         assert encoder.truncated == {"passage": 2}
-    (file,) = tmp_path.glob("*.json")
-    file.unlink()
+        encoder.encode(["saint " * 7])  # the file has this list's number alone
+        assert encoder.truncated == {"passage": 3}
+    for file in tmp_path.glob("*.json"):
+        file.unlink()
     plain = open_encoder_for(_config(model, passage_max_length=5))
     encoders.CachedEncoder(plain, tmp_path).encode(["saint " * 9, "saint " * 8, "a"])
     assert plain.truncated["passage"] == 0  # The vectors came from the cache.

@@ -14,7 +14,7 @@ from cirag_jax.config_files import load_config
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.retrieval import server_encoder
-from cirag_jax.retrieval.encoders import open_encoder_for
+from cirag_jax.retrieval.encoders import open_encoder_for, with_disk_cache
 from cirag_jax.retrieval.server_encoder import read_embeddings
 from configs import retrievers
 from tests import tiny
@@ -80,6 +80,7 @@ def test_server_encoder_rerun_pays_nothing(server):
     encoder, done = _open(server), []
     np.testing.assert_array_equal(encoder.encode(_TEXTS[::-1], progress=done.append), first[::-1])
     assert server.bodies == [] and done == [3]
+    assert with_disk_cache(encoder) is encoder  # its vectors are not stored twice
     encoder.encode(["red", "new"])
     assert _inputs(server) == [["new"]]
     _open(server, model="other").encode(["red"])  # Each model has its own vectors.
@@ -168,6 +169,8 @@ def test_read_embeddings_without_index_keeps_the_order():
     found = read_embeddings(json.dumps({"data": rows}).encode(), 2)
     assert [vector_D.tolist() for vector_D in found.vectors] == [[1, 2], [3, 4]]
     assert found.tokens is None
+    usage = {"prompt_tokens": None, "total_tokens": 7}
+    assert read_embeddings(json.dumps({"data": rows, "usage": usage}).encode(), 2).tokens == 7
 
 
 def test_server_encoder_dimensions_are_requested_and_cut_if_ignored(server):
