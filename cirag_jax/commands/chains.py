@@ -110,7 +110,7 @@ def first_correct(question: Question, prediction: Prediction, profile: str) -> C
     golds = answers.golds_of(question, profile)
     attempts = enumerate(zip(prediction.steps, prediction.attempts, strict=False))
     for rank, (step, attempt) in attempts:
-        if attempt.answer and answers.exact_match(attempt.answer, golds, profile):
+        if answers.exact_match(attempt.answer, golds, profile):
             return ChainRecord(
                 question_id=question.id,
                 question=question.question,
