@@ -136,6 +136,8 @@ def test_make_batches_long_queries_have_buckets_up_to_the_position_limit(tmp_pat
 def test_train_paper_presets(model_and_data, tmp_path, preset, batch_size):
     """Both presets train the tiny model, in bf16 on eight devices."""
     changes = {"num_steps": 2, "eval_every": 2, "batch_size": batch_size, "num_negatives": 10}
+    if preset == "paper":
+        changes["retrieved.model"] = model_and_data[0]
     config = load_config(
         str(_ROOT / f"configs/aligner.py:{preset}"), overrides_of(model_and_data, **changes)
     )
@@ -164,6 +166,7 @@ def test_presets_match_paper_and_code():
     assert differs == {
         "prefixes_per_question": (1, 2), "order": ("printed", "annotation"),
         "num_negatives": (7, 10), "negatives": ("own", "cross_device"),
+        "retrieved.model": ("intfloat/e5-large-v2", None),
         "accumulation": ("cached", "official"), "micro_batches": (1, 2),
         "unit_max_length": (128, 64), "epoch": ("prefixes", "questions"),
         "model.dropout": (0.0, 0.1),
