@@ -148,7 +148,7 @@ def test_graph_added_passages_equal_a_new_graph(level, monkeypatch):
     for start in (0, 7, 8, 40):
         end = {0: 7, 7: 8, 8: 40, 40: 60}[start]
         grown.add(passages[start:end], triples)
-        assert grown._whole.step_NN.shape[0] == len(grown) + len(grown._entities)
+        assert len(grown._whole.step_NN.toarray()) == len(grown) + len(grown._entities)
     assert_equal(grown, whole)
     np.testing.assert_allclose(
         grown._whole.step_NN.toarray(), whole._whole.step_NN.toarray(), atol=1e-6
