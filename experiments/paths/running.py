@@ -202,8 +202,9 @@ def _ending(code: int) -> str:
 # Runs the rest of the command line in a process that is killed together with its parent. Subprocess
 # could run this after forking (preexec_fn), which may deadlock in a process with threads.
 _WITH_PARENT = f"""
-import ctypes, os, sys
+import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl({_PDEATHSIG}, {int(signal.SIGKILL)})
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Background jobs of a shell ignore it.
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
