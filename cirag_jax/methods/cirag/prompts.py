@@ -36,8 +36,8 @@ PROMPT = Prompt(
         "thought": "[[## thought ##]]",
         "facts": "[[## fact_after_filter ##]]",
         "question": "[[## question ##]]",
-        "end": NO_QUESTION,
     },
+    marks={"end": NO_QUESTION},
     is_inert=True,
 )
 _INSTRUCTION = """\

@@ -17,7 +17,7 @@ import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_text
@@ -55,7 +55,8 @@ class Prompt:
     Attributes:
       name: the table of the prompt in a file: a role, or ``ROLE.KIND``.
       labels: field name -> label in front of a part of a user turn.
-      written: field name -> text that the response has (labels, marks).
+      written: field name -> label that the response has.
+      marks: field name -> text that is a whole part of the response, such as a refusal.
       keys: names in JSON that the response has.
       texts: field name -> a text that is only part of the instruction.
       placeholders: names ``{NAME}`` that the instruction contains and each request fills in.
@@ -67,6 +68,7 @@ class Prompt:
     name: str
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     written: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    marks: Mapping[str, str] = dataclasses.field(default_factory=dict)
     keys: tuple[str, ...] = ()
     texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     placeholders: tuple[str, ...] = ()
@@ -76,7 +78,8 @@ class Prompt:
     @property
     def fields(self) -> dict[str, str]:
         """The field names of this package."""
-        return {**self.labels, **self.written, **{key: key for key in self.keys}, **self.texts}
+        keys = {key: key for key in self.keys}
+        return {**self.labels, **self.written, **self.marks, **keys, **self.texts}
 
     @property
     def _own(self) -> OwnPrompt | None:
@@ -133,16 +136,16 @@ class Prompt:
         own = self._own
         if own is None:
             return text
-        names = {**self.labels, **self.written}
+        names = {**self.labels, **self.written, **self.marks}
         return _replaced(text, {ours: own.fields[name] for name, ours in names.items()})
 
     def write(self, text: str) -> str:
         """Returns (part of) a response in this package's format with the user's field names."""
-        return _substituted(text, self._pairs())
+        return _substituted(text, self._names())
 
     def read(self, text: str) -> str:
         """Returns a response in the user's format with this package's field names."""
-        return _substituted(text, [(theirs, ours) for ours, theirs in self._pairs()])
+        return _substituted(text, [_Name(n.new, n.old, n.is_mark) for n in self._names()])
 
     def text(self, name: str) -> str:
         """Returns a field that is a text of the instruction."""
@@ -173,14 +176,32 @@ class Prompt:
             return schema
         return _renamed(schema, {key: own.fields[key] for key in self.keys})
 
-    def _pairs(self) -> list[tuple[str, str]]:
-        """Returns pairs (this package's text, user's text) of the fields in responses."""
+    def _names(self) -> list["_Name"]:
+        """Returns the fields in responses: this package's text, then the user's."""
         own = self._own
         if own is None:
             return []
-        pairs = [(ours, own.fields[name]) for name, ours in self.written.items()]
-        pairs += [(f'"{key}"', f'"{own.fields[key]}"') for key in self.keys]
-        return [(ours, theirs) for ours, theirs in pairs if ours != theirs]
+        names = [_Name(ours, own.fields[name]) for name, ours in self.written.items()]
+        names += [_Name(ours, own.fields[name], True) for name, ours in self.marks.items()]
+        return names + [_Name(f'"{key}"', f'"{own.fields[key]}"') for key in self.keys]
+
+
+class _Name(NamedTuple):
+    """A text in responses and its replacement."""
+
+    old: str
+    new: str
+    is_mark: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """A pattern of the text, which is no part of a longer word."""
+        # As in this package's parsers, "**Answer** :" is the label "Answer:".
+        is_label = self.old.endswith(":")
+        body = rf"{re.escape(self.old[:-1])}[\s*]*:" if is_label else re.escape(self.old)
+        start = r"(?<![A-Za-z0-9])" if re.match(r"[A-Za-z0-9]", self.old) else ""
+        end = r"(?![A-Za-z0-9])" if re.search(r"[A-Za-z0-9]$", self.old) else ""
+        return f"{start}{body}{end}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,13 +223,32 @@ def _replaced(text: str, names: Mapping[str, str]) -> str:
     return re.sub(rf"(?m)^(?:{pattern})", lambda match: names[match[0]], text)
 
 
-def _substituted(text: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Replaces texts in any case, everywhere and at once, so that names may also be exchanged."""
-    names = {old.lower(): new for old, new in pairs}
-    if not names:
+def _substituted(text: str, names: Sequence[_Name]) -> str:
+    """Replaces texts in any case and at once, so that names may also be exchanged.
+
+    A mark of words ("Unknown") must be a whole part of the text: "Tomb of the Unknown Soldier" is
+    unchanged.
+    """
+    if all(name.old == name.new for name in names):
         return text
-    pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    return re.sub(pattern, lambda match: names[match[0].lower()], text, flags=re.IGNORECASE)
+    longest_first = sorted(names, key=lambda name: len(name.old), reverse=True)
+    pattern = "|".join(f"({name.pattern})" for name in longest_first)
+    labels = tuple(name.old.lower() for name in names if not name.is_mark)
+
+    def replacement(match: re.Match[str]) -> str:
+        name = longest_first[(match.lastindex or 1) - 1]
+        if name.old == name.new:
+            return match[0]
+        if name.is_mark and name.old[0].isalnum() and name.old[-1].isalnum():
+            before = text[: match.start()].rstrip(" \t*\"'`([").lower()
+            after = text[match.end() :].lstrip(" \t*\"'`)]")
+            if before and not before.endswith(("\n", ":", *labels)):
+                return match[0]
+            if after and after[0] not in "\n.!;":
+                return match[0]
+        return name.new
+
+    return re.sub(pattern, replacement, text, flags=re.IGNORECASE)
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
@@ -400,7 +440,7 @@ def _fields(file: Path, name: str, value: Any, prompt: Prompt) -> dict[str, str]
         if key not in value:
             raise UserError(f"{file}: field {name}.fields.{key} is missing.")
     fields = {key: _string(file, f"{name}.fields.{key}", value[key]) for key in expected}
-    parsed = [*prompt.written, *prompt.keys]
+    parsed = [*prompt.written, *prompt.marks, *prompt.keys]
     for key in parsed:
         if not fields[key].strip():
             raise UserError(

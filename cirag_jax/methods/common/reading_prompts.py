@@ -32,7 +32,8 @@ PROMPTS = {
     granularity: Prompt(
         f"reader.{granularity}",
         labels={"evidence": f"{noun.capitalize()}:", "query": "Query:"},
-        written={"answer": "Answer:", "unanswerable": UNANSWERABLE},
+        written={"answer": "Answer:"},
+        marks={"unanswerable": UNANSWERABLE},
         texts={"refusal": _REFUSAL.format(noun=noun)},
     )
     for granularity, noun in _NOUNS.items()

@@ -196,6 +196,30 @@ def test_read_exchanged_names_are_both_translated():
         assert prompt.write("Yes: 1 No: 2") == "No: 1 Yes: 2"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Result: Unknown", "Answer: Unanswerable"),
+        ("So.\n**Result**: *unknown*. Nobody says.", "So.\n**Answer: *Unanswerable*. Nobody says."),
+        ("End (unknown)", "Stop (Unanswerable)"),
+        ("Unknown", "Unanswerable"),
+        ("Result: Tomb of the Unknown Soldier", "Answer: Tomb of the Unknown Soldier"),
+        ("Result: Unknown Pleasures", "Answer: Unknown Pleasures"),
+        ("The end: weekend result: 1", "The Stop: weekend Answer: 1"),
+        ("Backend none [NONE] nonempty", "Backend none <none> nonempty"),
+    ],
+)
+def test_read_names_in_longer_words_and_phrases_are_kept(text, expected):
+    prompt = Prompt(
+        "x",
+        written={"answer": "Answer:", "end": "Stop"},
+        marks={"refusal": "Unanswerable", "none": "<none>"},
+    )
+    fields = {"answer": "Result:", "end": "End", "refusal": "Unknown", "none": "[none]"}
+    with own_prompts.active({"x": OwnPrompt("S", (), fields)}):
+        assert prompt.read(text) == expected
+
+
 # ------------------------------------------------------------------ parsers with other field names
 
 
@@ -359,3 +383,8 @@ def test_docs_example_is_accepted_and_its_reply_parsed(read):
         text = reading_prompts.PROMPTS["triple"].read("So.\nResult: Unknown")
     assert decision.kept == (fact,) and decision.next_query is None and not decision.parse_errors
     assert reading_prompts.parse_answer(text) == ("", False, None)
+    with own_prompts.active(own):
+        phrase = reading_prompts.PROMPTS["triple"].read("Result: Unknown Pleasures")
+        question = cirag_prompts.parse_decision("### Next\nWhat has he done?", [fact]).next_query
+    assert reading_prompts.parse_answer(phrase) == ("Unknown Pleasures", True, None)
+    assert question == "What has he done?"
