@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.methods.common.reading import NO_MINIMUM, render_reader, search
 from cirag_jax.methods.common.writing import (
+    PROMPT,
     AnswerFormat,
     answer_of,
     sentence_of,
@@ -90,10 +91,10 @@ def dragin(question: Question, config: DraginConfig) -> Program[Prediction]:
         words = scored_words(response)
         need = find_need(response, words, config.threshold)
         if need is None:
-            addition = response.text.strip()
+            addition = PROMPT.read(response.text).strip()
             steps.append(Step("", thought=addition, response=response.text))
         else:
-            before = response.text[: need.start].strip()
+            before = PROMPT.read(response.text[: need.start]).strip()
             query = query_of(f"{text} {written}", words, need, config.num_query_words)
             if not query:
                 errors["query_empty"] += 1
@@ -112,7 +113,7 @@ def dragin(question: Question, config: DraginConfig) -> Program[Prediction]:
             )
             sentence = sentence_of(rewriting).text
             errors["rewriting_empty"] += not sentence
-            addition = f"{before} {sentence or need.text}".strip()
+            addition = f"{before} {sentence or PROMPT.read(need.text)}".strip()
             score = max(word.score for word in need.words)
             notes = {"look_ahead": response.text, "score": score}
             steps.append(Step(query, ids, thought=addition, response=rewriting.text, notes=notes))

@@ -20,7 +20,15 @@ from cirag_jax.methods.common.reading import (
 from cirag_jax.methods.common.short_answers import parse_short_answer
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.registry import Method
-from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, Rank, Ranked
+from cirag_jax.runtime.requests import (
+    Generate,
+    Generated,
+    Needs,
+    Program,
+    Rank,
+    Ranked,
+    RequestError,
+)
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
 from cirag_jax.validation import check_fields
 
@@ -235,6 +243,8 @@ def is_supported(
         counted = collections.Counter[str]()
         reasons = (Passage("reasons", "", reply.reason),)
         attempt = yield from read(question, "passage", reasons, config.reader_format, counted)
+        if attempt.error is not None:  # The question fails, as without an answer of the role nli.
+            raise RequestError(attempt.error)
         errors.update({f"nli_{kind}": count for kind, count in counted.items()})
         return agree(attempt.answer, reply.answer)
     prompt = TRUE_NLI if config.nli == "true" else NLI

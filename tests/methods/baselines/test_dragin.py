@@ -15,6 +15,7 @@ from cirag_jax.methods.baselines.dragin import (
     query_of,
     scored_words,
 )
+from cirag_jax.methods.common.own_prompts import OwnPrompt, run_with
 from cirag_jax.runtime.requests import Generate, Generated, Rank, RequestError, Retrieve
 from cirag_jax.types import Passage, Question
 from tests.methods.fakes import FakeHandlers, mutated_texts, prompt
@@ -153,6 +154,23 @@ def test_dragin_reader_reads_the_passages_if_there_are_any():
     assert run([said(FINAL)], **settings)[1].answer == "Skane"
     failed = run(responses, others={"reader": [RequestError("too long")]}, **settings)[1]
     assert failed.error == "too long" and len(failed.passages) == 3
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [said("Hence: Skane.")],
+        [said(f"Hence: Skane. {BORN}", "Lund"), BORN],
+        [said("Hence: Skane.", "Skane"), " "],
+    ],
+    ids=["continuation", "before the need", "need without rewriting"],
+)
+def test_dragin_own_mark_of_the_answer_is_read(responses):
+    fakes = FakeHandlers({None: PASSAGES[:6]}, {}, {"generator": responses})
+    own = {"generator": OwnPrompt("Mine.", (), {"question": "Q:", "answer": "Hence"})}
+    program = dragin(Question("q", QUESTION, ()), DraginConfig())
+    result = fakes.drive(run_with(own, program))
+    assert result.answer == "Skane" and "no_answer_mark" not in result.parse_errors
 
 
 def test_dragin_rerank_keeps_the_best_passages():

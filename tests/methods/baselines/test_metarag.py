@@ -142,6 +142,12 @@ def test_metarag_failed_reader_keeps_the_passages():
     assert result.error == "too long" and result.passages == ("p0", "p1")
 
 
+def test_metarag_failed_reader_of_the_nli_fails_the_question():
+    others = {"reader": [RequestError("too long")]}
+    with pytest.raises(RequestError, match="too long"):
+        run([reply("Lund")], [CORRECT, "yes", "yes"], others=others, nli="reader")
+
+
 def test_metarag_rerank_and_schema_are_switches():
     fakes, result = run([reply("Skane")], scores={"p1": 2.0}, rerank_from=9, constrained=False)
     assert fakes.received(Retrieve)[0].k == 9 and result.passages == ("p1", "p0")
