@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cirag_jax.errors import UserError
-from cirag_jax.retrieval import graph as graph_lib
-from cirag_jax.retrieval.graph import GraphOptions, TripleGraph, WalkSeeds, open_graph, synonyms
+from cirag_jax.retrieval import synonyms as synonyms_lib
+from cirag_jax.retrieval.graph import GraphOptions, TripleGraph, WalkSeeds, open_graph
 from cirag_jax.types import Passage, Triple
 from configs import retrievers
 
@@ -81,7 +81,7 @@ def assert_equal(one, other):
     assert one.hashes == other.hashes and one._triples == other._triples
     assert list(one._entities) == list(other._entities)
     for mine, theirs in zip(arrays_of(one), arrays_of(other), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+        np.testing.assert_allclose(mine, theirs, atol=2e-7)
 
 
 def dense_rank(edges, size, seed, restart):
@@ -121,7 +121,7 @@ def test_graph_edges_have_the_weights_of_the_code():
     for (a, b), weight in edges.items():
         weight_NN[a, b] = weight_NN[b, a] = weight
     expected = weight_NN / np.maximum(weight_NN.sum(1, keepdims=True), 1e-12)
-    np.testing.assert_allclose(scope.step_NN.toarray(), expected, atol=1e-6)
+    np.testing.assert_allclose(scope.step_NN.toarray(), expected, atol=2e-7)
     assert scope.counts.tolist() == [2, 3, 1, 2, 1] and p2 not in scope.entities
 
 
@@ -138,8 +138,8 @@ def test_graph_short_names_have_no_synonyms():
 
 @pytest.mark.parametrize("level", [6, 1])  # One cell, and many cells.
 def test_graph_added_passages_equal_a_new_graph(level, monkeypatch):
-    monkeypatch.setattr(graph_lib, "_EXACT_LEVEL", level)
-    monkeypatch.setattr(graph_lib, "_PROBES", 3)
+    monkeypatch.setattr(synonyms_lib, "_EXACT_LEVEL", level)
+    monkeypatch.setattr(synonyms_lib, "_PROBES", 3)
     facts = random_facts(60, names=200)
     passages, triples = corpus(facts)
     whole = build(facts, max_synonyms=5)
@@ -151,7 +151,7 @@ def test_graph_added_passages_equal_a_new_graph(level, monkeypatch):
         assert len(grown._whole.step_NN.toarray()) == len(grown) + len(grown._entities)
     assert_equal(grown, whole)
     np.testing.assert_allclose(
-        grown._whole.step_NN.toarray(), whole._whole.step_NN.toarray(), atol=1e-6
+        grown._whole.step_NN.toarray(), whole._whole.step_NN.toarray(), atol=2e-7
     )
     assert len(encoder.texts) == len(set(encoder.texts))  # Nothing is embedded again.
 
@@ -175,48 +175,6 @@ def test_graph_arrange_reorders_passages():
         graph.arrange(["p0"])
 
 
-# ------------------------------------------------------------------------------------- synonyms
-
-
-def clustered(number, dim=32, seed=0):
-    rng = np.random.default_rng(seed)
-    vectors_ED = np.repeat(rng.normal(size=(number // 4 + 1, dim)), 4, axis=0)[:number]
-    vectors_ED = rng.permutation(vectors_ED + 0.25 * rng.normal(size=vectors_ED.shape))
-    return (vectors_ED / np.linalg.norm(vectors_ED, axis=1, keepdims=True)).astype(np.float32)
-
-
-def test_synonyms_few_entities_are_compared_exactly():
-    vectors_ED = clustered(300)
-    near_EM, score_EM = synonyms(vectors_ED, np.ones(300, bool), 0.8, 4)
-    product = vectors_ED @ vectors_ED.T - 2 * np.eye(300)
-    for entity in range(300):
-        best = [n for n in np.argsort(-product[entity], kind="stable") if product[entity, n] >= 0.8]
-        found = near_EM[entity][near_EM[entity] >= 0]
-        assert found.tolist() == best[:4]
-        np.testing.assert_allclose(
-            score_EM[entity, : len(found)], product[entity, found], atol=1e-5
-        )
-
-
-def test_synonyms_many_entities_are_found_without_comparing_all_pairs(monkeypatch):
-    compared = []
-    add = graph_lib._add_nearest
-
-    def counting(near, score, vectors, rows, others, min_score):
-        compared.append(len(rows) * len(others))
-        add(near, score, vectors, rows, others, min_score)
-
-    monkeypatch.setattr(graph_lib, "_add_nearest", counting)
-    vectors_ED = clustered(6000)
-    near_EM, _ = synonyms(vectors_ED, np.ones(6000, bool), 0.8, 8)
-    assert sum(compared) < 6000**2 / 8
-    product = vectors_ED[:500] @ vectors_ED.T
-    product[np.arange(500), np.arange(500)] = 0
-    pairs = {(int(a), int(b)) for a, b in np.argwhere(product >= 0.8)}
-    found = {(a, int(b)) for a in range(500) for b in near_EM[a] if b >= 0}
-    assert found <= pairs and len(found) >= 0.95 * len(pairs) > 100
-
-
 # ----------------------------------------------------------------------------- links and walks
 
 
@@ -226,8 +184,8 @@ def test_link_returns_the_nearest_triples_and_the_lowest_score():
     assert linked.triples[0][:3] == ("Ada Moen", "is", "potter")
     vectors_FD = Letters().encode([graph._write(t) for t in graph._triples])
     scores = np.sort(vectors_FD @ Letters().encode(["('ada moen', 'is', 'potter')"])[0])
-    np.testing.assert_allclose(linked.scores, scores[::-1][:2], atol=1e-5)
-    assert linked.lowest == pytest.approx(scores[0], abs=1e-5)
+    np.testing.assert_allclose(linked.scores, scores[::-1][:2], atol=5e-7)
+    assert linked.lowest == pytest.approx(scores[0], abs=5e-7)
 
 
 def test_link_allowed_passages_limit_the_triples():
@@ -270,7 +228,7 @@ def test_walk_equals_the_dense_solution(restart):
     expected = dense_rank(edges, len(seed), seed, restart)[len(scope.entities) :]
     seeds = seeds_of(graph, [triple], [0.7], [3, 5], [0.05, 0.01])
     ((rows, ranks),) = graph.walk([seeds], 30, restart)
-    np.testing.assert_allclose(ranks, expected[rows], atol=1e-6)
+    np.testing.assert_allclose(ranks, expected[rows], atol=2e-7)
     assert rows[:10].tolist() == np.argsort(-expected, kind="stable")[:10].tolist()
 
 
@@ -284,7 +242,7 @@ def test_walk_allowed_passages_have_their_own_graph():
     )
     ((own, own_ranks),) = alone.walk([seeds_of(alone, [triple], [1.0], [2], [0.05])], 9)
     assert rows.tolist() == allowed[own].tolist()
-    np.testing.assert_allclose(ranks, own_ranks, atol=1e-6)
+    np.testing.assert_allclose(ranks, own_ranks, atol=2e-7)
 
 
 def test_seed_weights_are_means_divided_by_passages():
@@ -361,13 +319,17 @@ def test_open_graph_other_encoder_or_options_are_refused(tmp_path):
         open_graph(config, passages, triples, other)
 
 
-@pytest.mark.parametrize("damage", ["entity_vectors.npy", "texts.json", "facts.npy", "starts.npy"])
+@pytest.mark.parametrize(
+    "damage", ["entity_vectors.npy", "texts.json", "passages", "facts.npy", "starts.npy"]
+)
 def test_open_graph_damaged_folder_is_refused(damage, tmp_path):
     passages, triples = corpus(FACTS)
     config = block(tmp_path / "graph")
     open_graph(config, passages, triples, Letters())
-    file = tmp_path / "graph" / damage
-    if damage == "texts.json":
+    file = tmp_path / "graph" / ("texts.json" if damage == "passages" else damage)
+    if damage == "passages":
+        file.write_text(json.dumps({"passages": [], "triples": []}))
+    elif damage == "texts.json":
         file.write_text(json.dumps({"passages": {}, "triples": [["a", "b"]]}))
     elif damage == "facts.npy":
         np.save(file, np.full_like(np.load(file), 99))
