@@ -1,6 +1,7 @@
 """C2RAG: from a benchmark's files to the rows of Table 1, and of Table 2 (ablations)."""
 
 from experiments.paths.declare import (
+    BENCHMARKS,
     GPU,
     SMALL_DEV,
     SMALL_VARIABLES,
@@ -16,7 +17,7 @@ from experiments.paths.declare import (
 
 _ROWS = {
     "C2RAG": "answer",
-    "C2RAG_without_constraints": "answer_without_constraints",
+    "C2RAG without constraints": "answer_without_constraints",
     "NativeRAG": "answer_native_rag",
 }
 
@@ -29,7 +30,7 @@ def _stages(answer: str, native_rag: str, own: str = "", slurm: str = "") -> dic
             f"{answer} --config.c2rag.use_constraints=false", **options
         ),
         f"answer_native_rag{own}": Stage(native_rag, **options),
-        f"table{own}": comparison(**{row: f"{stage}{own}" for row, stage in _ROWS.items()}),
+        f"table{own}": comparison(_ROWS, own),
     }
 
 
@@ -90,7 +91,7 @@ def paper() -> Setup:
     stages: dict[str, Stage] = {}
     gpt = "--config.{role}.backend=openai --config.{role}.model=gpt-4o-mini"
     roles = " ".join(gpt.format(role=role) for role in ("planner", "reader"))
-    for name, config in (("hotpotqa", "distractor"), ("two_wiki", "default"), ("musique", "ans")):
+    for name, config in BENCHMARKS.items():
         own = f"_{name}"
         prepare = f"-m cirag_jax.datasets.prepare --benchmark={name} --config={config} "
         stages[f"prepare{own}"] = Stage(f"{prepare}--manual_dir={{data}}/{name} --out={{out}}")

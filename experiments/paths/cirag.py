@@ -1,6 +1,7 @@
 """CIRAG: from a benchmark's files to the rows of Table 1, and of Table 2 without distillation."""
 
 from experiments.paths.declare import (
+    BENCHMARKS,
     CONTEXTS,
     GPU,
     SMALL_DEV,
@@ -10,9 +11,18 @@ from experiments.paths.declare import (
     Setup,
     Stage,
     benchmark_stages,
+    comparison,
+    export,
     served,
     small_stages,
 )
+
+# Rows of the tables, and the stages that answer them.
+_ROWS = {
+    "CIRAG": "answer",
+    "CIRAG w/o TD": "answer_untrained",
+    "NativeRAG": "answer_native_rag",
+}
 
 
 def smoke() -> Setup:
@@ -70,13 +80,11 @@ def smoke() -> Setup:
                 "--config.query_recall=0 --config.integrator.model={models}/decoder "
                 "--config.integrator.max_tokens=48"
             ),
-            "export": Stage(
-                "launch/export.py --config=configs/export.py --config.checkpoint={train}"
-            ),
+            "export": export("train"),
             "answer": Stage(f"{cirag} --config.integrator.adapter={{export}}/model"),
             "answer_untrained": Stage(cirag),
             "answer_native_rag": Stage(native_rag),
-            "table": _table(),
+            "table": comparison(_ROWS),
         },
         server="experiments/smoke/server.py",
     )
@@ -119,9 +127,7 @@ def small() -> Setup:
                 "--config.checkpoint={train} --config.trajectories={trajectories_dev} "
                 "--config.integrator.max_tokens=64"
             ),
-            "export": Stage(
-                "launch/export.py --config=configs/export.py --config.checkpoint={train}"
-            ),
+            "export": export("train"),
             "answer": Stage(f"{cirag} --config.integrator.adapter={{export}}/model"),
             # Without examples and headers, the untrained model does not follow the format.
             "answer_untrained": Stage(
@@ -131,19 +137,16 @@ def small() -> Setup:
                 f"launch/answer.py --config=configs/methods/native_rag.py {dev} {contexts} "
                 f"{reader} --config.native_rag.reader_format=chain --config.native_rag.num_read=5"
             ),
-            "table": _table(),
+            "table": comparison(_ROWS),
         },
         variables={**SMALL_VARIABLES, "teacher": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
     )
 
 
-_BENCHMARKS = {"hotpotqa": "distractor", "two_wiki": "default", "musique": "ans"}
-
-
 def paper() -> Setup:
     """Section 4.1 and Appendix B.4: three benchmarks, one student trained on all three."""
     stages: dict[str, Stage] = {}
-    for name, config in _BENCHMARKS.items():
+    for name, config in BENCHMARKS.items():
         own = f"_{name}"
         extract = "launch/extract.py --config=configs/extract.py:cirag"
         index = (
@@ -176,17 +179,15 @@ def paper() -> Setup:
                 slurm=GPU,
             ),
         }
-    trajectories = ",".join(f'"{{trajectories_{name}}}"' for name in _BENCHMARKS)
+    trajectories = ",".join(f'"{{trajectories_{name}}}"' for name in BENCHMARKS)
     stages["train"] = Stage(
         "launch/train.py --config=configs/integrator.py:paper "
         f"'--config.trajectories=({trajectories})'",
         plan="--config.mesh.devices=4 --config.examples=3000",
         slurm="--time=24:00:00 --ntasks=1 --gpus-per-node=4",
     )
-    stages["export"] = Stage(
-        "launch/export.py --config=configs/export.py --config.checkpoint={train}"
-    )
-    for name in _BENCHMARKS:
+    stages["export"] = export("train")
+    for name in BENCHMARKS:
         own = f"_{name}"
         corpus = f"--config.data.dir={{corpus{own}}} --config.retriever.folder={{index{own}}}/index"
         cirag = (
@@ -208,24 +209,9 @@ def paper() -> Setup:
                 f"launch/answer.py --config=configs/methods/native_rag.py:paper {corpus}",
                 slurm=GPU,
             ),
-            f"table{own}": _table(own),
+            f"table{own}": comparison(_ROWS, own),
         }
     return Setup(stages, variables={"server": ""})
-
-
-def _table(own: str = "") -> Stage:
-    runs = ",".join(
-        f'"{row}={{{stage}{own}}}"'
-        for row, stage in (
-            ("CIRAG", "answer"),
-            ("CIRAG w/o TD", "answer_untrained"),
-            ("NativeRAG", "answer_native_rag"),
-        )
-    )
-    return Stage(
-        f"launch/evaluate.py --config=configs/comparison.py '--config.runs=({runs})' "
-        "--config.allow_different=true"
-    )
 
 
 EXPERIMENTS = (

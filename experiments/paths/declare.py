@@ -60,6 +60,9 @@ class Experiment:
 
 GPU = "--time=24:00:00 --ntasks=1 --gpus-per-node=1"
 
+# Benchmarks of ``--scale=paper``, and the configs of their official files.
+BENCHMARKS = {"hotpotqa": "distractor", "two_wiki": "default", "musique": "ans"}
+
 
 # ``--scale=small``: random training and dev_report questions of 2WikiMultihopQA, and as passages to
 # search their contexts (CIRAG, section 4.1). `SMALL_VARIABLES` are the defaults of its variables.
@@ -89,11 +92,23 @@ def served(*roles: str) -> str:
     )
 
 
-def comparison(**runs: str) -> Stage:
-    """Returns the stage that compares runs, given as ROW=STAGE."""
-    listed = ",".join(f'"{row.replace("_", " ")}={{{stage}}}"' for row, stage in runs.items())
+def export(checkpoint: str) -> Stage:
+    """Returns the stage that exports the model of a training stage."""
     return Stage(
-        f"launch/evaluate.py --config=configs/comparison.py '--config.runs=({listed})' "
+        f"launch/export.py --config=configs/export.py --config.checkpoint={{{checkpoint}}}"
+    )
+
+
+def runs_flag(rows: Mapping[str, str], suffix: str = "") -> str:
+    """Returns the flag that lists runs, given as row -> stage without the suffix."""
+    runs = ",".join(f'"{row}={{{stage}{suffix}}}"' for row, stage in rows.items())
+    return f"'--config.runs=({runs})'"
+
+
+def comparison(rows: Mapping[str, str], suffix: str = "") -> Stage:
+    """Returns the stage that compares runs; see `runs_flag`."""
+    return Stage(
+        f"launch/evaluate.py --config=configs/comparison.py {runs_flag(rows, suffix)} "
         "--config.allow_different=true"
     )
 

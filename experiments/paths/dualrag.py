@@ -1,6 +1,7 @@
 """DualRAG: from a benchmark's files to the rows of Table 2, and of Table 3 (ablations)."""
 
 from experiments.paths.declare import (
+    BENCHMARKS,
     CONTEXTS,
     GPU,
     SMALL_DEV,
@@ -10,6 +11,7 @@ from experiments.paths.declare import (
     Stage,
     benchmark_stages,
     comparison,
+    runs_flag,
     served,
     without_training,
 )
@@ -17,8 +19,8 @@ from experiments.paths.declare import (
 _ROLES = ("reasoner", "entity_identifier", "summarizer", "reader")
 _ROWS = {
     "DualRAG": "answer",
-    "DualRAG_without_reasoner": "answer_without_reasoner",
-    "DualRAG_without_outline": "answer_without_outline",
+    "DualRAG without reasoner": "answer_without_reasoner",
+    "DualRAG without outline": "answer_without_outline",
     "NativeRAG": "answer_native_rag",
 }
 
@@ -26,7 +28,6 @@ _ROWS = {
 def _stages(answer: str, native_rag: str, judge: str, own: str = "", slurm: str = "") -> dict:
     """Returns the stages from the answers to the table, with the judge's accuracy (Acc dagger)."""
     options = {"slurm": slurm} if slurm else {}
-    runs = ",".join(f'"{row}={{{stage}{own}}}"' for row, stage in _ROWS.items())
     return {
         f"answer{own}": Stage(answer, **options),
         f"answer_without_reasoner{own}": Stage(
@@ -38,9 +39,9 @@ def _stages(answer: str, native_rag: str, judge: str, own: str = "", slurm: str 
         f"answer_native_rag{own}": Stage(native_rag, **options),
         f"evaluate_judge{own}": Stage(
             "launch/evaluate.py --config=configs/judge.py --config.profile=dualrag "
-            f"--config.text=response '--config.runs=({runs})' {judge}"
+            f"--config.text=response {runs_flag(_ROWS, own)} {judge}"
         ),
-        f"table{own}": comparison(**{row: f"{stage}{own}" for row, stage in _ROWS.items()}),
+        f"table{own}": comparison(_ROWS, own),
     }
 
 
@@ -93,7 +94,7 @@ def small() -> Setup:
 def paper() -> Setup:
     """Section 4.1: 1,000 random dev questions of three benchmarks, Qwen2.5-7B in every role."""
     stages: dict[str, Stage] = {}
-    for name, config in (("hotpotqa", "abstracts"), ("two_wiki", "default"), ("musique", "ans")):
+    for name, config in {**BENCHMARKS, "hotpotqa": "abstracts"}.items():
         own = f"_{name}"
         stages[f"prepare{own}"] = Stage(
             f"-m cirag_jax.datasets.prepare --benchmark={name} --config={config} "

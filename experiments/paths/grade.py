@@ -1,6 +1,6 @@
 """GRADE: from articles to generated questions, answers, verdicts and the difficulty matrix."""
 
-from experiments.paths.declare import GPU, Experiment, Setup, Stage, served
+from experiments.paths.declare import GPU, Experiment, Setup, Stage, runs_flag, served
 
 _ROWS = {
     "NativeRAG": "answer_native_rag",
@@ -13,7 +13,6 @@ def _stages(
     generate: str, encoder: str, preset: str, reader: str, decomposer: str, judge: str, slurm: str
 ) -> dict[str, Stage]:
     """Returns the stages from the questions to the matrix (Tables 1 and 7, Figure 2)."""
-    runs = ",".join(f'"{row}={{{stage}}}"' for row, stage in _ROWS.items())
     # All chunks of all articles are searched.
     common = f"--config.data.dir={{questions}} --config.data.corpus=ircot_full {encoder} {reader}"
     stages = {"questions": Stage(f"{generate} {encoder}", slurm=slurm)}
@@ -24,11 +23,11 @@ def _stages(
         stages[stage] = Stage(f"{config} {common}{more}", slurm=slurm)
     stages["judge"] = Stage(
         "launch/evaluate.py --config=configs/judge.py --config.judge.rubric=grade "
-        f"'--config.runs=({runs})' {judge}"
+        f"{runs_flag(_ROWS)} {judge}"
     )
     stages["table"] = Stage(
         "launch/evaluate.py --config=configs/difficulty.py "
-        f"'--config.runs=({runs})' --config.judgements={{judge}} {encoder}"
+        f"{runs_flag(_ROWS)} --config.judgements={{judge}} {encoder}"
     )
     return stages
 

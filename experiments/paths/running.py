@@ -368,7 +368,7 @@ def sbatch(stage: PlannedStage, after: list[str]) -> list[str]:
 # ---------------------------------------------------------------------------------------- reports
 
 # Beginnings of the names of stages whose ``table.md`` is part of the report.
-_TABLES = ("evaluate", "table")
+TABLES = ("evaluate", "table")
 
 # For each command, the numbers of its result that show what a stage made and lost. A name with dots
 # is a path; a list in front of "|" is the label.
@@ -446,7 +446,7 @@ def report(
                 "result": read_result(stage),
             }
             table = folder / "table.md"
-            if name.startswith(_TABLES) and state == "finished" and table.is_file():
+            if name.startswith(TABLES) and state == "finished" and table.is_file():
                 texts.append(f"{experiment}, {name}\n\n{table.read_text('utf-8').strip()}")
         text = "\n\n".join([f"{experiment}\n\n{tables.markdown(rows)}", *texts])
         say(f"\n{text}")
