@@ -85,12 +85,16 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     paths = [journal_path(workdir, number, count) for number in range(count)]
     parts = [path.with_name(path.name.replace("journal", "triples")) for path in paths]
 
-    identity = processes.together(lambda: _identity(config, settings))
+    # Read once: an edit during the run changes nothing, and workers need no copy of the file.
+    prompts = processes.together(lambda: _own_prompts(config))
+    identity = processes.together(lambda: _identity(config, settings, prompts))
     processes.check_equal(identity)
 
     def work() -> None:
         with (
-            _CorpusExtraction(config, settings, identity, paths[index], started) as extraction_run,
+            _CorpusExtraction(
+                config, settings, prompts, identity, paths[index], started
+            ) as extraction_run,
             TripleStore.create(parts[index]) as store,
             CorpusScan(config.data.dir) as corpus,
         ):
@@ -121,16 +125,16 @@ def _settings(config: Config) -> ExtractionSettings:
     )
 
 
-def _identity(config: Config, settings: ExtractionSettings) -> dict[str, Any]:
+def _identity(config: Config, settings: ExtractionSettings, prompts: OwnPrompts) -> dict[str, Any]:
     """Checks the adapter and returns the identity of the extractor."""
     extraction.check_adapter(config.extractor, settings)
-    with own_prompts.active(_own_prompts(config)):
+    with own_prompts.active(prompts):
         return of_extractor(config.extractor, settings)
 
 
 def _own_prompts(config: Config) -> OwnPrompts:
     if config.prompt_file is None:
-        return {}
+        return {}  # `NONE` cannot be pickled, for workers.
     return own_prompts.read(
         config.prompt_file, lambda: extraction.render(config.dialect), "extract.py"
     )
@@ -165,7 +169,7 @@ def _estimate_only(
             with JournalReader(workdir / JOURNAL) as journal:
                 rate = _rate(journal)
         corpus = stack.enter_context(CorpusScan(config.data.dir))
-        identity = _identity(config, settings)
+        identity = _identity(config, settings, _own_prompts(config))
         selection = _Selection(config, identity, corpus, store, _selected(config), (0, 1))
         return {**estimate(selection.pending(), config, settings, rate), "complete": False}
 
@@ -356,17 +360,19 @@ class _Shard(NamedTuple):
 class _Worker:
     """Extracts triples of shards, in a process of a Ray cluster."""
 
-    def __init__(self, config: Config, identity: dict[str, Any]):
+    def __init__(self, config: Config, prompts: OwnPrompts, identity: dict[str, Any]):
         """Loads the language model and checks that it has the given identity."""
         self._config, self._settings, self._identity = config, _settings(config), identity
+        self._prompts = prompts
         remedy = "a worker of the Ray cluster has different software or another model"
-        check_same("the extraction", identity, _identity(config, self._settings), remedy)
+        here = _identity(config, self._settings, prompts)
+        check_same("the extraction", identity, here, remedy)
         self._handler = GenerateHandler(backends.open_backend(config.extractor), {})
 
     def __call__(self, shard: _Shard) -> bool:
         """Extracts triples into the shard's journal; returns whether all programs have ended."""
         with self._open(shard) as runner:
-            return runner.run(_jobs(shard.passages, self._settings, _own_prompts(self._config)))
+            return runner.run(_jobs(shard.passages, self._settings, self._prompts))
 
     def _open(self, shard: _Shard) -> Runner:
         """Opens the journal; retries while a lost worker or a killed command still has it open."""
@@ -413,13 +419,14 @@ class _CorpusExtraction(Closing):
         self,
         config: Config,
         settings: ExtractionSettings,
+        prompts: OwnPrompts,
         identity: Mapping[str, Any],
         file: pathlib.Path,
         started: float,
     ):
         """Opens the journal; ``started`` is the `time.monotonic` at which the command started."""
         minutes = config.stop_after_minutes
-        self._config, self._settings = config, settings
+        self._config, self._settings, self._prompts = config, settings, prompts
         self._until = started + 60 * minutes if minutes else None
         self._runner = Runner(
             file,
@@ -498,7 +505,7 @@ class _CorpusExtraction(Closing):
 
         passages = selection.pending()
         while block := list(itertools.islice(passages, self._config.block)):
-            jobs = _jobs(block, self._settings, _own_prompts(self._config))
+            jobs = _jobs(block, self._settings, self._prompts)
             names = [job.id for job in jobs]
             for name, outcome in self._journal.outcomes(names).items():  # earlier runs
                 self._count(
@@ -529,7 +536,7 @@ class _CorpusExtraction(Closing):
                     return
                 yield _Shard(name, self._shards / f"{name}.sqlite", block, until)
 
-        work = functools.partial(_Worker, config, dict(selection.identity))
+        work = functools.partial(_Worker, config, self._prompts, dict(selection.identity))
         on_devices = config.extractor.backend != "openai"
         done = cluster.in_order(work, shards(), config, self._shards, on_devices=on_devices)
         for shard, is_complete in done:

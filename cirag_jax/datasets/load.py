@@ -116,7 +116,7 @@ def _with_ids(questions: Sequence[Question], path: str, field: str, name: str) -
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not valid UTF-8"
         raise UserError(f"{field}={path} cannot be read: {reason}.") from None
-    rows: list[Any] = [line.strip() for line in text.splitlines() if line.strip()]
+    rows: list[Any] = [line.strip() for line in text.split("\n") if line.strip()]
     if file.suffix in (".json", ".jsonl"):
         try:
             rows = json.loads(text) if file.suffix == ".json" else [*map(json.loads, rows)]

@@ -153,9 +153,29 @@ def test_extract_prompt_file_reaches_the_model_and_the_identity(tmp_path):
         file.write_text(file.read_text().replace("About:", "On:"))
         with pytest.raises(UserError, match="set --config.replace=true to extract again"):
             extracting.run(server, folder, tmp_path / "w", prompt_file=str(file))
+        file.write_text(file.read_text().replace("On:", "About:").replace("facts", "triples"))
+        with pytest.raises(UserError, match="was started with other content of prompt"):
+            extracting.run(server, folder, tmp_path / "w", prompt_file=str(file))
         file.write_text("[reader]\nsystem = ''")
         with pytest.raises(UserError, match=r"\[reader\] is not a prompt of extract.py; its"):
             extracting.run(server, folder, tmp_path / "w", prompt_file=str(file))
+
+
+def test_extract_prompt_file_edited_during_the_run_is_ignored(tmp_path):
+    texts = {"p": "Ule feeds Tarn.", "q": "Tarn feeds Ule."}
+    folder, file = extracting.corpus(tmp_path / "data", texts), tmp_path / "own.toml"
+    file.write_text(
+        '[extractor.entities]\nsystem = "S"\n[extractor.entities.fields]\n'
+        'title = "About:"\ntext = "Text:"\nnamed_entities = "named_entities"\n'
+    )
+
+    def respond(text, wants_triples):
+        file.write_text(file.read_text().replace("About:", "On:"))
+        return model_server.rules(text, wants_triples)
+
+    with model_server.model_server(respond) as server:
+        extracting.run(server, folder, tmp_path / "w", prompt_file=str(file), block=1)
+        assert [text.partition(" ")[0] for text in asked(server)] == ["About:", "Title:"] * 2
 
 
 def test_session_prompt_file_reaches_the_model(file):

@@ -90,10 +90,11 @@ def test_select_corpus_contexts_of_hotpotqa_are_refused_unless_told():
         ("ids.json", '["q9", "q8"]'),
         ("dev.json", '[{"_id": "q9", "question": "?"}, {"id": "q8"}]'),
         ("dev.jsonl", '{"id": "q9"}\n"q8"\n'),
+        ("dev.jsonl", '{"id": "q9", "question": "a\u2028b"}\r\n"q8"\r\n'),
     ],
 )
 def test_select_questions_by_file_of_ids(folder, tmp_path, name, text):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, "utf-8")
     data = _data(folder, split="dev", ids=tmp_path / name)
     questions = load.select_questions(load.load_dataset(data), data)
     assert [q.id for q in questions] == ["q8", "q9"]

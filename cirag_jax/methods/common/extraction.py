@@ -13,8 +13,9 @@ from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
 from cirag_jax.identity import of_packages
 from cirag_jax.io import is_training_workdir
-from cirag_jax.methods.common import dialects
+from cirag_jax.methods.common import dialects, own_prompts
 from cirag_jax.methods.common import extraction_prompts as prompts
+from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Generate, Generated, Program
 from cirag_jax.triples.store import Record, Status, content_hash
 from cirag_jax.types import Count, Passage, Triple
@@ -211,6 +212,10 @@ def program_name(passage: Passage) -> str:
 def extractor_version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
     """Returns JSON that identifies the versions of prompts, parsers and the sentence splitter."""
     digest = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
+    prompts_of_file = own_prompts.current().items()
+    if own := {name: p for name, p in prompts_of_file if name.partition(".")[0] == "extractor"}:
+        # Conversations lack the names in responses.
+        digest = codec.digest(digest + own_prompts.digest(own))
     return {"prompt": digest, "parser": PARSER, **of_packages("sentencex")}
 
 
