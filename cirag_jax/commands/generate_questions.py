@@ -551,6 +551,6 @@ def _generate_from_paths(
 
 
 def _reasons(counts: Mapping[str, int]) -> str:
-    """Returns the counts in parentheses, or an empty string if there are none."""
+    """Returns the counts in parentheses, or an empty string without counts."""
     text = ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()) if count)
     return f" ({text})" if text else ""

@@ -38,7 +38,7 @@ class ClaimSettings:
       filter: filter of factual sentences: model, rules, or off (keep every sentence); ignored with
         a classifier.
       classifier: sequence classifier that filters factual sentences: a folder or a hub id, with
-        safetensors weights. The paper's is lighteternal/fact-or-opinion-xlmr-el. null is none.
+        safetensors weights. The paper's is lighteternal/fact-or-opinion-xlmr-el. null disables it.
       label: the classifier's label of factual sentences, a name or number.
       kind: writer of claims: model, or rules (replace a pronoun at the start with the title).
       check: let a model check that a claim is consistent with its sentence; ignored with

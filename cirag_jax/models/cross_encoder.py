@@ -233,7 +233,7 @@ def load_cross_encoder(
 
 
 def has_pair_types(family: str) -> bool:
-    """Returns whether the second text of a pair has token types of its own."""
+    """Returns whether the second text of a pair has other token types than the first."""
     return family in ("bert", "nomic_bert")
 
 

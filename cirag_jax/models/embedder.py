@@ -55,10 +55,10 @@ class EmbedderConfig:
       decoder: hyper-parameters of the decoder, which has no output layer.
       pad_id: padding token, which is always masked.
       pooling: how `pooling.embed` turns hidden states into one vector.
-      latent: latent attention before pooling; None is none.
+      latent: latent attention before pooling, or None.
       dense: layers that `pooling.embed` applies to the pooled vector.
       dimensions: see `encoder.EncoderConfig`.
-      lora: adapter of the decoder's linear layers; None is none.
+      lora: adapter of the decoder's linear layers, or None.
     """
 
     decoder: DecoderConfig

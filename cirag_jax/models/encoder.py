@@ -352,7 +352,7 @@ class Encoder(nnx.Module):
 
 
 class _Context(NamedTuple):
-    """What all layers share.
+    """Inputs that all layers share.
 
     Attributes:
       mask_BT: True at real tokens.
@@ -386,7 +386,7 @@ def _make_context(config, embeddings, mask_BT, passage_B) -> _Context:
 
 
 class _Place(NamedTuple):
-    """What differs between layers; arrays in a scan, Python values otherwise.
+    """Settings that differ between layers; arrays in a scan, Python values otherwise.
 
     Attributes:
       window: how many tokens a token attends to on each side; None means all.

@@ -16,8 +16,8 @@ class RopeScaling:
     Attributes:
       kind: ``linear`` divides all frequencies by ``factor``. ``llama3`` (Llama 3.1) divides only
         low frequencies, with a ramp between divided and unchanged frequencies. ``yarn`` is the
-        method of Peng et al., 2023. ``longrope`` (Ding et al., 2024) divides each frequency by a
-        number of its own, which is another one for texts longer than the trained length.
+        method of Peng et al., 2023. ``longrope`` (Ding et al., 2024) divides each frequency by
+        its own number, which is another one for texts longer than the trained length.
         ``dynamic`` raises the base for texts longer than the trained length, by a power of their
         length (NTK-aware scaling, as in transformers); only encoders support it.
       factor: ratio of the new length to the trained one.

@@ -400,7 +400,7 @@ class Engine:
         there is no room.
         """
         store = self._store
-        # The calls depend on the prompt alone, so reuse of a prefix does not change their results.
+        # The calls depend only on the prompt, so reuse of a prefix does not change their results.
         grid = list(chunks(0, len(tokens), self.options.prefill_chunks))
         is_long = total > (self.config.rope_switch or total)
         keys = prefix_keys(tokens, grid, is_long)

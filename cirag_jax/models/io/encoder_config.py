@@ -106,7 +106,7 @@ def _parse(fields: ConfigFields) -> EncoderConfig:
         d_ff=fields.count("intermediate_size"),
         type_vocab_size=_type_vocab_size(fields, family) if has_types else 0,
         layer_norm_eps=_layer_norm_eps(fields, family),
-        # MPNet's position table has the padding position at 1, whatever the padding id is.
+        # MPNet's position table has the padding position at 1, regardless of the padding id.
         position_offset={"bert": 0, "mpnet": 2}.get(family, pad_id + 1) if has_table else 0,
         hidden_act=_activation(fields, family),
         pad_id=pad_id,

@@ -43,7 +43,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclasses.dataclass(frozen=True)
 class Modules:
-    """What follows the transformer.
+    """Modules after the transformer.
 
     Attributes:
       pooling: the pooling mode; None if the folder does not name one.

@@ -169,7 +169,7 @@ class TextEncoder(PretrainedModel):
         if self.include_prompt or not prefix:
             return 0
         if self.model_type == pretrained_embedder.NV_EMBED:
-            # As in the official code: the first token, and the prefix without its final space.
+            # The official code masks the first token and the prefix without its final space.
             return len(self.tokenizer.encode(prefix, add_special_tokens=False).ids)
         row = self.tokenizer.encode(prefix)
         return len(row.ids) - bool(row.special_tokens_mask[-1])
@@ -318,7 +318,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     _add_end_token(tokenizer, folder)
-    pair = tokenizer.encode("", "")  # its template has ids of its own
+    pair = tokenizer.encode("", "")  # its template may have ids outside the vocabulary
     ids = {**tokenizer.get_vocab(), **dict(zip(pair.tokens, pair.ids, strict=True))}
     check_token_ids(ids, vocab_size, folder)
     return tokenizer

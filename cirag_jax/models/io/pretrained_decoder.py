@@ -38,7 +38,7 @@ _HUB_IDS = {DEFAULT_DECODER: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _TEXT_PARTS = {"gemma3": ("gemma3_text", "Gemma3ForCausalLM")}
 MODEL_TYPES = (*decoder_weights.FAMILIES, *_TEXT_PARTS)
 _ROPES = ("linear", "llama3", "yarn", "longrope")
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # one layer in so many has no window
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # one of this many layers has no window
 # For each of `LAYER_TYPES`: older field of the rotary base, and its default.
 _GEMMA3_THETAS = (("rope_theta", 1000000.0), ("rope_local_base_freq", 10000.0))
 _GEMMA: Mapping[str, Any] = {
@@ -352,7 +352,7 @@ def parse_decoder_config(raw: Mapping[str, Any], where: str | os.PathLike) -> De
     model_type = str(raw["model_type"])
     defaults = _DEFAULTS.get(model_type, {})
     missing = {name: value for name, value in defaults.items() if raw.get(name) is None}
-    if "num_key_value_heads" in raw:  # null means as many as heads
+    if "num_key_value_heads" in raw:  # null means the number of heads
         missing.pop("num_key_value_heads", None)
     fields = ConfigFields({**raw, **missing}, str(where))
     key = "hidden_activation" if model_type.startswith("gemma") else "hidden_act"
