@@ -163,12 +163,15 @@ RUN_BY = ("dualrag", "cirag")
 def as_run_by(config: Any, paper: str) -> Any:
     """Returns the config of a baseline in the tables of DualRAG (``dualrag``) or CIRAG (``cirag``).
 
-    Sets models, questions, corpus and scorer. DualRAG reranks passages.
+    Sets models, questions, corpus, scorer and the number of passages. DualRAG reranks passages.
     """
     config = preset(config, "paper")
+    settings = config[block_name(config.method)]
+    settings.num_passages = 10
     paper_questions(config, 1000, random=True)
     if paper == "dualrag":
         ranker = config.rankers.passages
         ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
         config.data.corpus, config.profile = "ircot_full", "dualrag"
+        settings.rerank_from = 50
     return config

@@ -30,10 +30,7 @@ def get_config(preset: str = "") -> Any:
     config = blocks.method("flare", switches, generator=64, questioner=48)
     method = config.flare
     if preset in blocks.RUN_BY:
-        method.num_passages = 10
-        if preset == "dualrag":
-            method.rerank_from = 50
-        else:
+        if preset == "cirag":
             method.max_rounds = 4
         return blocks.as_run_by(config, preset)
     config = blocks.preset(config, preset, blocks.RUN_BY)

@@ -25,10 +25,7 @@ def get_config(preset: str = "") -> Any:
     method = config.ircot
     if preset in blocks.RUN_BY:
         method.context, method.answer_from, method.temperature = "replace", "thoughts", 0.3
-        method.num_passages = 10
-        if preset == "dualrag":
-            method.rerank_from = 50
-        else:
+        if preset == "cirag":
             method.max_thoughts = 4
         return blocks.as_run_by(config, preset)
     config = blocks.preset(config, preset, blocks.RUN_BY)

@@ -19,10 +19,8 @@ def get_config(preset: str = "") -> Any:
     config = blocks.method("iter_retgen", {"rerank_from": 50})
     method = config.iter_retgen
     if preset in blocks.RUN_BY:
-        method.num_passages = method.num_read = 10
-        method.num_rounds = 4
-        if preset == "dualrag":
-            method.rerank_from, method.num_rounds = 50, 5
+        method.num_read = 10
+        method.num_rounds = 5 if preset == "dualrag" else 4
         return blocks.as_run_by(config, preset)
     if preset == "small":
         return blocks.shipped(config)

@@ -38,10 +38,7 @@ def get_config(preset: str = "") -> Any:
         ):
             role.backend, role.model = "transformers", model
     if preset in blocks.RUN_BY:
-        method.num_passages = 10
         method.max_rounds = 5 if preset == "dualrag" else 4
-        if preset == "dualrag":
-            method.rerank_from = 50
         return blocks.as_run_by(config, preset)
     config = blocks.preset(config, preset, blocks.RUN_BY)
     if preset == "small":

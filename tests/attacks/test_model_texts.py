@@ -8,7 +8,7 @@ from cirag_jax.evaluation import judge_prompts as judge
 from cirag_jax.grade import prompts as grade
 from cirag_jax.io import replace_surrogates
 from cirag_jax.llm.types import Generated
-from cirag_jax.methods.baselines import decomposition, flare, ircot, metarag, search_r1
+from cirag_jax.methods.baselines import decomposition, flare, metarag, search_r1
 from cirag_jax.methods.baselines import genground as genground
 from cirag_jax.methods.c2rag import prompts as c2rag
 from cirag_jax.methods.cirag import compact
@@ -84,7 +84,7 @@ PARSERS = {
     "grade.triples": lambda t, cut: grade.parse_triples(t, _finish(cut), 2),
     "grade.groups": lambda t, cut: grade.parse_groups(t, _finish(cut), _NAMES),
     "grade.question": lambda t, cut: grade.parse_question(t),
-    "ircot": lambda t, cut: ircot.parse_thought(t),
+    "first_sentence": lambda t, cut: written_answers.first_sentence(t),
     "judge": lambda t, cut: judge.parse_verdict(t, "dualrag", truncated=cut),
     "rag": lambda t, cut: short_answers.parse_short_answer(t),
     "search_r1": lambda t, cut: search_r1.parse_action(t, cut),

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cirag_jax.methods.common.evidence import best_scores
-from cirag_jax.methods.common.reading import NO_MINIMUM, render_reader, search
+from cirag_jax.methods.common.reading import NO_MINIMUM, search
 from cirag_jax.methods.common.writing import (
     PROMPT,
     AnswerFormat,
     answer_of,
+    render_writing,
     sentence_of,
     writing_messages,
 )
@@ -289,10 +290,4 @@ def _number(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def _render(config: DraginConfig) -> None:
-    writing_messages("", (), "")
-    if config.reader_format != "text":
-        render_reader(config.reader_format, "passage")
-
-
-METHOD = Method(dragin, DraginConfig, _render)
+METHOD = Method(dragin, DraginConfig, lambda config: render_writing(config.reader_format))

@@ -11,11 +11,12 @@ from cirag_jax.llm.types import Message, Token
 from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import one_line
-from cirag_jax.methods.common.reading import NO_MINIMUM, render_reader, search
+from cirag_jax.methods.common.reading import NO_MINIMUM, search
 from cirag_jax.methods.common.writing import (
     AnswerFormat,
     Sentence,
     answer_of,
+    render_writing,
     sentence_of,
     writing_messages,
 )
@@ -98,14 +99,10 @@ def flare(question: Question, config: FlareConfig) -> Program[Prediction]:
         nonlocal best
         rankings = list[Retrieved]()
         for query in queries:
-            rankings.append(
-                (
-                    yield from search(
-                        query, config.num_passages, config.rerank_from, config.min_score
-                    )
-                )
+            ranking = yield from search(
+                query, config.num_passages, config.rerank_from, config.min_score
             )
-        for ranking in rankings:
+            rankings.append(ranking)
             ids = (passage.id for passage in ranking.passages)
             best = best_scores([*best.items(), *zip(ids, ranking.scores, strict=True)])
         passages = interleaved([ranking.passages for ranking in rankings])[: config.num_passages]
@@ -253,7 +250,7 @@ def question_messages(question: str, text: str, term: str) -> tuple[Message, ...
 
 
 def parse_question(text: str) -> str:
-    """Returns the first line with content, without a label; empty if there is none."""
+    """Returns the first line with content, without its label, or an empty text."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     label, colon, rest = line.partition(":")
     if colon and label.strip(" *").lower() in ("question", "q"):
@@ -262,11 +259,9 @@ def parse_question(text: str) -> str:
 
 
 def _render(config: FlareConfig) -> None:
-    writing_messages("", (), "")
+    render_writing(config.reader_format)
     if config.query == "generated":
         question_messages("", "", "")
-    if config.reader_format != "text":
-        render_reader(config.reader_format, "passage")
 
 
 METHOD = Method(flare, FlareConfig, _render)

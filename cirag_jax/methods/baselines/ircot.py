@@ -106,7 +106,7 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
                 messages, "reasoner", temperature=config.temperature
             )
             text = PROMPT.read(response.text)
-            thought = parse_thought(text)
+            thought = first_sentence(text)
             errors["thought_empty"] += not thought
             is_cut = response.finish_reason == "length" and thought == text.strip()
             errors["thought_truncated"] += is_cut
@@ -173,8 +173,3 @@ def _render(config: IrcotConfig) -> None:
 
 
 METHOD = Method(ircot, IrcotConfig, _render)
-
-
-def parse_thought(text: str) -> str:
-    """Returns the first sentence of a response; empty if there is none."""
-    return first_sentence(text)

@@ -1,13 +1,13 @@
 """Answers that are written sentence by sentence, and checked token by token (FLARE, DRAGIN)."""
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from cirag_jax.llm.types import Message, Token
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.reading import ReaderFormat, read
+from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.common.written_answers import (
     FINAL,
     first_sentence,
@@ -80,10 +80,17 @@ def sentence_of(response: Generated) -> Sentence:
     return Sentence(PROMPT.read(sentence), within, is_last)
 
 
+def render_writing(reader_format: str) -> None:
+    """Builds the conversations of this module, for `registry.Method.render`."""
+    writing_messages("", (), "")
+    if reader_format != "text":
+        render_reader(reader_format, "passage")
+
+
 def answer_of(
     question: str,
     written: str,
-    passages: Iterable[Passage],
+    passages: Sequence[Passage],
     reader_format: str,
     errors: collections.Counter[str],
 ) -> Program[Attempt]:
@@ -92,7 +99,6 @@ def answer_of(
     If the text does not state an answer, the generator continues it after "So the answer is:". The
     reader needs passages; without them, the text states the answer.
     """
-    passages = tuple(passages)
     if reader_format != "text" and passages:
         return (yield from read(question, "passage", passages, reader_format, errors))
     if not has_answer(written):

@@ -15,7 +15,7 @@ def has_answer(text: str) -> bool:
 
 
 def first_sentence(text: str) -> str:
-    """Returns the first sentence of a text; empty if there is none."""
+    """Returns the first sentence of a text, or an empty text."""
     return next(iter(split_sentences(text.strip())), "")
 
 

@@ -24,10 +24,9 @@ import collections
 from collections.abc import Mapping, Sequence
 
 from cirag_jax.datasets.chains import query_text
-from cirag_jax.methods.baselines import ircot
 from cirag_jax.methods.common.evidence import best_scores, passage_line, sentences_by_text
 from cirag_jax.methods.common.reading import ask_reader, read, render_reader
-from cirag_jax.methods.common.written_answers import FINAL
+from cirag_jax.methods.common.written_answers import FINAL, first_sentence
 from cirag_jax.methods.dualrag import prompts
 from cirag_jax.methods.dualrag.settings import DualragConfig
 from cirag_jax.methods.registry import Method
@@ -178,7 +177,7 @@ def _ask_for_sentence(state: State, config: DualragConfig) -> Program[tuple[str,
     known = state.knowledge(config)
     messages = prompts.sentence_messages(known, state.question, state.thoughts)
     response: Generated = yield Generate(messages, "reasoner")
-    thought = ircot.parse_thought(prompts.SENTENCE.read(response.text))
+    thought = first_sentence(prompts.SENTENCE.read(response.text))
     state.parse_errors["reasoner_empty"] += not thought
     is_cut = response.finish_reason == "length" and thought == response.text.strip()
     state.parse_errors["reasoner_truncated"] += is_cut
