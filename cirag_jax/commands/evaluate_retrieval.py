@@ -5,8 +5,8 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -68,6 +68,8 @@ from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.sqlite import MEMORY
 from cirag_jax.types import Config, Dataset, PositiveInt, Prediction, Question, UnitInterval
 from cirag_jax.validation import check_value
+
+_T = TypeVar("_T")
 
 # All systems, the trained ones first.
 SYSTEMS = (
@@ -385,10 +387,7 @@ class _Rankings:
         settings = dataclasses.replace(
             _graph_settings(config), num_passages=self._depth, num_read=1
         )
-        encoder, index = self._aligners.embeds["frozen"], self._index("frozen")
-        search: Search = lambda queries, k, allowed, _: index.search(  # noqa: E731
-            encoder.encode(queries, "query"), k, allowed
-        )
+        encoder, search = self._aligners.embeds["frozen"], self._search("frozen")
         graph = open_graph(config.graph, corpus.passages, self._problem.dataset.triples, encoder)
         handlers: dict[type | str, Handler] = {
             Retrieve: RetrieveHandler(search, corpus.passages, corpus.allowed),
@@ -396,17 +395,13 @@ class _Rankings:
             Walk: WalkHandler(graph, search, corpus.passages, corpus.allowed),
         }
         row_of = {passage.id: row for row, passage in enumerate(corpus.passages)}
-        found: dict[str, list[int]] = {}
 
-        def rank(question: Question) -> Program[None]:
+        def rank(question: Question) -> Program[list[int]]:
             errors = collections.Counter[str]()
             retrieved, _ = yield from search_graph(question.question, settings, errors)
-            found[question.id] = [row_of[passage.id] for passage in retrieved.passages]
+            return [row_of[passage.id] for passage in retrieved.passages]
 
-        jobs = [Job(q.id, None, functools.partial(rank, q)) for q in self._problem.questions]
-        with Runner(MEMORY, {}, lambda *_: handlers, in_flight=len(jobs)) as runner:
-            runner.run(jobs)
-        return [found[question.id] for question in self._problem.questions]
+        return _run(rank, self._problem.questions, handlers)
 
     @functools.cached_property
     def _walk(self) -> LinkWalk:
@@ -441,16 +436,18 @@ class _Rankings:
         role = chains_lib.role_of(self._problem.kind)
         return UnitIndex(self._units, self._aligners.embeds_units(name), role)
 
+    def _search(self, name: str) -> Search:
+        index, encoder = self._index(name), self._aligners.embeds[name]
+        return lambda queries, k, allowed, _: index.search(
+            encoder.encode(queries, "query"), k, allowed
+        )
+
     def _iterate(self, name: str) -> list[Prediction]:
         config, problem, encoder = self._config, self._problem, self._aligners.embeds[name]
         if config.retriever == "units":
-            search: Search = self._unit_index(name).search
+            search = self._unit_index(name).search
         else:
-            model = name if config.retriever == "aligner" else "frozen"
-            index, embeds = self._index(model), self._aligners.embeds[model]
-            search = lambda queries, k, allowed, _: index.search(  # noqa: E731
-                embeds.encode(queries, "query"), k, allowed
-            )
+            search = self._search(name if config.retriever == "aligner" else "frozen")
         return iterate(
             problem.questions,
             problem.dataset,
@@ -494,15 +491,24 @@ def iterate(
         Extract: ExtractHandler(lambda ids: {i: dataset.triples.get(i) for i in ids}),
         "rankers.aligner": RankHandler(BiEncoderRanker(aligner, write)),
     }
-    predictions: dict[str, Prediction] = {}
+    return _run(lambda question: kirag(question, settings), questions, handlers)
 
-    def predict(question: Question) -> Program[None]:
-        predictions[question.id] = yield from kirag(question, settings)
 
-    jobs = [Job(q.id, None, functools.partial(predict, q)) for q in questions]
+def _run(
+    program: Callable[[Question], Program[_T]],
+    questions: Sequence[Question],
+    handlers: Mapping[type | str, Handler],
+) -> list[_T]:
+    """Returns the result of the program for each question."""
+    results: dict[str, _T] = {}
+
+    def run(question: Question) -> Program[None]:
+        results[question.id] = yield from program(question)
+
+    jobs = [Job(q.id, None, functools.partial(run, q)) for q in questions]
     with Runner(MEMORY, {}, lambda *_: handlers, in_flight=len(jobs)) as runner:
         runner.run(jobs)
-    return [predictions[question.id] for question in questions]
+    return [results[question.id] for question in questions]
 
 
 def _ranked_rows(row_QK: np.ndarray) -> list[list[int]]:
