@@ -53,7 +53,7 @@ def digest(request_json: str) -> str:
 
 
 def encode(value: Any) -> Any:
-    """Encodes dataclasses, mappings and sequences as JSON values; omits fields that are None.
+    """Encodes dataclasses, mappings and sequences as JSON values; omits fields of None.
 
     A passage becomes an object with the passage's id, so it cannot be confused with a string.
     """

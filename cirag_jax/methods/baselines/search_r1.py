@@ -152,7 +152,7 @@ def question_message(question: str) -> Message:
 
 
 def information(passages: Sequence[Passage], max_chars: int) -> str:
-    """Returns passages as the content of an ``<information>`` block, without tags of their own."""
+    """Returns passages as the content of an ``<information>`` block, with disarmed tags."""
     text = "\n".join(
         f"Doc {number}(Title: {one_line(passage.title)}) {passage.text}"
         for number, passage in enumerate(passages, start=1)
@@ -170,7 +170,7 @@ def full_text(response: Generated) -> str:
 
 
 class Action(NamedTuple):
-    """What the model does in a turn.
+    """The action of the model in a turn.
 
     Attributes:
       kind: ``search``, ``answer``, or None if there is neither.

@@ -11,6 +11,7 @@ from cirag_jax.methods.baselines.search_r1 import (
     full_text,
     information,
     parse_action,
+    question_message,
     search_r1,
 )
 from cirag_jax.runtime.requests import Generate, Generated, Rank, RequestError, Retrieve
@@ -55,6 +56,11 @@ def test_search_r1_searches_until_it_answers():
     ]  # fmt: skip
     (attempt,) = result.attempts
     assert attempt.sufficient and "Title 4\nText 4." in attempt.evidence
+
+
+def test_question_message_ends_with_one_question_mark():
+    for question in (QUESTION, f"{QUESTION}?"):
+        assert question_message(question).text.endswith("Ada Moen born?\n")
 
 
 def test_search_r1_answer_without_search_has_no_passages():
