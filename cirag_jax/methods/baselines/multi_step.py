@@ -65,9 +65,8 @@ def multi_step(question: Question, config: MultiStepConfig) -> Program[Predictio
         attempts.append(attempt)
         next_query = None
         if attempt.error is None and number + 1 < config.num_rounds:
-            # A refusal, or a response cut off before its answer, makes a poor query.
-            answer = attempt.answer if attempt.sufficient else ""
-            next_query = extended_query(text, answer, retrieved.passages[: config.num_in_query])
+            in_query = retrieved.passages[: config.num_in_query]
+            next_query = extended_query(text, attempt.answer, in_query)
         ids = tuple(passage.id for passage in retrieved.passages)
         if next_query == query:  # The next round would repeat this one.
             errors["repeated_query"] += 1
