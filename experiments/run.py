@@ -82,6 +82,8 @@ def _main(arguments: Sequence[str]) -> int:
     workdir, data = flags.workdir, flags.data
     if pathlib.Path.cwd() != planning.ROOT:
         workdir, data = workdir.absolute(), data.absolute() if data else None
+        files = {name: pathlib.Path(value) for name, value in settings.items() if value}
+        settings |= {name: str(file.absolute()) for name, file in files.items() if file.exists()}
     plan = planning.plan(
         chosen, flags.scale, workdir, data, settings, until=flags.until, dry_run=flags.dry_run
     )
@@ -90,8 +92,15 @@ def _main(arguments: Sequence[str]) -> int:
     if flags.dry_run:
         return 0
     if flags.collect:
+        if not workdir.is_dir():
+            raise UserError(f"--workdir={workdir} does not exist, so nothing is finished.")
         print(json.dumps(running.report(plan, running.collect(plan), workdir)))
         return 0
+    if flags.slurm and plan.server:
+        raise UserError(
+            f"--scale={flags.scale} starts a server on this machine, which the jobs of --slurm "
+            "cannot use; run it without --slurm."
+        )
     with running.locked(workdir):
         states = running.submit(plan, workdir) if flags.slurm else running.Runner(plan).run()
         print(json.dumps(running.report(plan, states, workdir)))

@@ -157,6 +157,27 @@ def test_run_collect_reports_without_running(declared, tmp_path, capsys):
     assert not result["a"]["complete"] and "| table " in err
 
 
+def test_run_collect_without_workdir_is_refused(declared, tmp_path, capsys):
+    declared(a=A)
+    code, result, err = execute(capsys, tmp_path / "none", "--collect")
+    assert code == 2 and result is None and "none does not exist" in err
+
+
+def test_run_slurm_with_own_server_is_refused(declared, tmp_path, capsys):
+    declared(a=A, server="experiments/smoke/server.py")
+    code, result, err = execute(capsys, tmp_path, "--slurm")
+    assert code == 2 and result is None and "run it without --slurm" in err
+
+
+def test_run_variable_file_of_another_folder_is_found(declared, tmp_path, monkeypatch, capsys):
+    declared(a={"first": "--file={model}"}, variables={"model": "x"})
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    for value, word in (("m.gguf", tmp_path / "m.gguf"), ("owner/name", "owner/name")):
+        _, _, err = execute(capsys, tmp_path, f"--set=model={value}", "--dry_run")
+        assert f"--file={word}\n" in err
+
+
 def test_run_dry_run_prints_commands_and_starts_nothing(declared, tmp_path, capsys):
     declared(a=A, variables={"model": ""})
     code, result, err = execute(capsys, tmp_path / "w", "--dry_run")
