@@ -34,8 +34,9 @@ def build(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     Returns:
       ``num_questions``, ``without_annotations`` (questions without gold passages or answers, which
-      are left out), ``without_triples`` (questions whose gold passages have none), ``built`` (all
-      chains that the reader read), ``kept`` (questions with a correct chain), ``dropped``
+      are left out), ``without_triples`` (questions whose gold passages have none),
+      ``without_chain`` (other questions for which TRACE built no chain), ``built`` (all chains that
+      the reader read), ``kept`` (questions with a correct chain), ``dropped``
       (questions without one), ``kept_by_length`` and ``kept_by_rank`` (numbers of kept chains),
       ``held_out``, ``parse_errors``, ``failures``, ``errors``, tokens, ``seconds`` and
       ``complete``. The result is empty in all processes except the first.
@@ -75,6 +76,7 @@ def build(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     lengths = collections.Counter(len(chain.steps) for chain in kept)
     ranks = collections.Counter(chain.rank for chain in kept)
     found = [p for p in predictions.values() if p.triples]
+    without_triples = sum(not _has_triples(p) for p in predictions.values())
     malformed = collections.Counter[str]()
     for prediction in predictions.values():
         malformed.update(prediction.parse_errors)
@@ -82,7 +84,8 @@ def build(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     result = {
         "num_questions": len(questions),
         "without_annotations": len(run_task.questions) - len(questions),
-        "without_triples": len(predictions) - len(found),
+        "without_triples": without_triples,
+        "without_chain": len(predictions) - len(found) - without_triples,
         "built": sum(len(p.steps) for p in found),
         "kept": len(kept),
         "dropped": len(found) - len(kept),
@@ -98,8 +101,8 @@ def build(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
     print(
         f"{len(kept)} of {len(questions)} questions have a chain from which the reader answers "
-        f"correctly; {result['dropped']} have none among their chains, {result['without_triples']} "
-        "have no triples.",
+        f"correctly; {result['dropped']} have none among their chains, {result['without_chain']} "
+        f"have no chain, {result['without_triples']} have no triples.",
         file=sys.stderr,
     )
     return result
@@ -120,6 +123,12 @@ def first_correct(question: Question, prediction: Prediction, profile: str) -> C
                 answer=attempt.answer,
             )
     return None
+
+
+def _has_triples(prediction: Prediction) -> bool:
+    counts = prediction.parse_errors
+    missing = counts.get("passage_without_triples", 0) + counts.get("passage_not_extracted", 0)
+    return missing < len(prediction.steps[0].passages)
 
 
 def _check(config: Config) -> TraceConfig:

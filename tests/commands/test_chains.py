@@ -101,6 +101,23 @@ def test_chains_of_wrong_answers_are_dropped(folders, tmp_path, capsys):
     assert (result["kept"], result["dropped"]) == (0, 2) and (tmp_path / FILE).read_text() == ""
 
 
+def test_chains_questions_without_triples_or_chain_are_counted(folders, server, tmp_path, capsys):
+    dataset = tiny.dataset()
+    first, second = [q for q in dataset.questions if q.split == "train"][:2]
+    gold = first.supporting or ()
+    assert gold and not {*gold} & {*(second.supporting or ())}
+    triples = {**dataset.triples, **dict.fromkeys(gold, ())}
+    jsonl.write_dataset(dataclasses.replace(dataset, triples=triples), tmp_path / "data")
+    changed = {**folders, "data.dir": tmp_path / "data"}
+    more = (*read_by(server), "data.limit=2")
+    result = execute(capsys, changed, tmp_path / "w", *more)
+    assert (result["without_triples"], result["without_chain"]) == (1, 0)
+    # No option has probability 1.
+    result = execute(capsys, changed, tmp_path / "v", *more, "trace.min_probability=1.0")
+    assert (result["without_triples"], result["without_chain"]) == (1, 1)
+    assert result["kept"] == result["dropped"] == result["built"] == 0
+
+
 def test_chains_letters_of_a_tiny_model_run(folders, tmp_path, capsys):
     decoder = tiny_decoder.folder(tmp_path / "decoder", max_position_embeddings=8192)
     more = ("trace.choice=letters", f"model={decoder}", "reader.max_tokens=8", "data.limit=2")
