@@ -322,7 +322,9 @@ def hash_corpus(passages: Iterable[Passage]) -> str:
     return digest
 
 
-def refuse_large(passages: Collection[Passage], what: str = "an index that is built in memory"):
+def refuse_large(
+    passages: Collection[Passage], what: str = "an index that is built in memory"
+) -> None:
     """Raises UserError if the passages stay on disk because there are too many for ``what``."""
     if isinstance(passages, PassageFile):
         raise UserError(
@@ -442,7 +444,7 @@ class Shards:
         order_R = np.argsort(row_R, kind="stable")
         shard_R = np.searchsorted(self._starts, row_R[order_R], side="right") - 1
         numbers, firsts = np.unique(shard_R, return_index=True)
-        for number, places in zip(numbers.tolist(), np.split(order_R, firsts[1:]), strict=True):
+        for number, places in zip(numbers.tolist(), np.split(order_R, firsts)[1:], strict=True):
             vector_RD[places] = self._open(number)[row_R[places] - self._starts[number]]
         return vector_RD
 

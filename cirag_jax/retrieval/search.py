@@ -69,7 +69,11 @@ class ExactIndex:
         if mesh is not None and mesh.size > 1:
             self._mesh = Mesh(mesh.devices.reshape(-1), (_AXIS,))
             ways = mesh.size
-        block_rows = STREAMED_ROWS if stream else BLOCK_ROWS
+        block_rows = BLOCK_ROWS
+        if stream:
+            # A CPU multiplies no more rows at a time, so larger blocks would only take memory.
+            is_cpu = jax.default_backend() == "cpu"
+            block_rows = min(STREAMED_ROWS, _CPU_STEP_ROWS) if is_cpu else STREAMED_ROWS
         self._rows, self._step, num_blocks = _layout(self._num_rows, ways, block_rows)
         self._firsts = [index * self._rows for index in range(num_blocks)]
         self._dtype = jnp.dtype(dtype)

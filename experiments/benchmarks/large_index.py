@@ -12,9 +12,10 @@ Each index is built and searched in a process of its own:
     ivfpq     FAISS IVF-PQ with bfloat16 vectors on disk, candidates compared exactly
 
 ``peak`` is the process's maximum resident memory, and ``base`` the resident memory before the index
-is opened (Python, JAX, faiss). Mapped pages of files count. ``seconds`` has the wall time and the
-processor time of 1,000 queries, all in one search and 32 at a time. ``recall`` is the share of the
-ten best rows of exact float32 search that are found. Results are in ../RESULTS.md.
+is opened (Python, JAX, faiss). Mapped pages of files count, above all those of libraries;
+``anonymous`` is the process's own memory at the end of the searches. ``seconds`` has the wall time
+and the processor time of 1,000 queries, all in one search and 32 at a time. ``recall`` is the share
+of the ten best rows of exact float32 search that are found. Results are in ../RESULTS.md.
 """
 
 import argparse
@@ -207,6 +208,7 @@ def search(name: str, options: argparse.Namespace) -> dict[str, Any]:
         **_sizes(folder),
         "base_mib": base,
         "peak_mib": _memory("VmHWM"),
+        "anonymous_mib": _memory("RssAnon"),
     }
 
 

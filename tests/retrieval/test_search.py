@@ -168,7 +168,8 @@ class _Counted:
 
 @pytest.fixture
 def small_streams(small_blocks, monkeypatch):
-    monkeypatch.setattr(search_lib, "STREAMED_ROWS", 384)
+    monkeypatch.setattr(search_lib, "STREAMED_ROWS", 500)
+    monkeypatch.setattr(search_lib, "_CPU_STEP_ROWS", 384)
     monkeypatch.setattr(search_lib, "_READ_ROWS", 100)
 
 
@@ -226,7 +227,7 @@ def test_search_streamed_memory_does_not_grow_with_the_rows():
         sum(buffer.nbytes for buffer in ExactIndex(Zeros(rows), stream=True)._buffers)
         for rows in (10**6, 21 * 10**6)
     ]
-    assert max(sizes) <= 2 * search_lib.STREAMED_ROWS * 4 * 4
+    assert max(sizes) <= 2 * search_lib._CPU_STEP_ROWS * 4 * 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -40,7 +40,7 @@ class OfficialCorpus:
       file: the official file.
       format: ``abstracts`` (a tar.bz2 archive of bz2 files of JSON lines, or the folder that it
         contains) or ``passages`` (a table of ids, texts and titles).
-      count: number of passages of the official file.
+      count: number of passages of the official file, including those without a text.
       key: the part of a passage that the questions name: ``title`` or ``id``.
     """
 
@@ -236,7 +236,7 @@ def check_source(source: CorpusSource, count: int, sha256: str | None) -> None:
 
     Args:
       source: the corpus, after it was read.
-      count: the number of its passages.
+      count: the number of its passages, including those without a text.
       sha256: the checksum of the official file, if known.
     """
     official = source.corpus.count

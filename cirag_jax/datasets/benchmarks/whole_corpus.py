@@ -105,7 +105,7 @@ def _copied(source: CorpusSource, names: Names, table: IdTable) -> Iterator[dict
         yield record
     if table.finish():
         _refuse_repeats(source, table)
-    check_source(source, len(table), source.corpus.file.sha256)
+    check_source(source, len(table) + source.num_empty, source.corpus.file.sha256)
     if source.num_empty:
         say(f"{source.path.name}: skipped {source.num_empty:,} passages without a text")
 

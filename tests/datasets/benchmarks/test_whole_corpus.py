@@ -1,6 +1,7 @@
 """Dataset folders with a complete corpus, on tiny invented files in the official formats."""
 
 import bz2
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -14,6 +15,7 @@ import pytest
 
 from cirag_jax.datasets import jsonl, prepare
 from cirag_jax.datasets.benchmarks import corpora, whole_corpus
+from cirag_jax.datasets.benchmarks.hotpotqa import HotpotQA
 from cirag_jax.datasets.benchmarks.whole_corpus import Names
 from cirag_jax.datasets.passage_file import PassagesById
 from cirag_jax.types import Passage
@@ -263,6 +265,18 @@ def test_prepare_few_missing_gold_passages_become_unknown(
     assert [q.supporting for q in questions] == [("2",), ("1",), None, None, None]
     assert json.loads((tmp_path / "out" / "sources.json").read_text())["without_gold"] == 1
     assert "has 2 passages, but the official file has 21,015,324" in caplog.text
+
+
+def test_prepare_complete_corpus_with_empty_passages_has_no_warning(
+    tmp_path, files, capsys, monkeypatch, caplog
+):
+    """The official number of passages includes those without a text, which are skipped."""
+    official = HotpotQA.CORPORA["abstracts"]
+    file = dataclasses.replace(official.file, sha256=None)
+    complete = dataclasses.replace(official, count=8, file=file)
+    monkeypatch.setitem(HotpotQA.CORPORA, "abstracts", complete)
+    assert run(capsys, files("hotpotqa"), "hotpotqa", tmp_path / "out")[0] == 0
+    assert "official file has" not in caplog.text
 
 
 def test_prepare_failed_again_leaves_no_questions(tmp_path, files, capsys):
