@@ -156,6 +156,20 @@ def test_graph_added_passages_equal_a_new_graph(level, monkeypatch):
     assert len(encoder.texts) == len(set(encoder.texts))  # Nothing is embedded again.
 
 
+def test_graph_added_passage_compares_only_new_entities(monkeypatch):
+    compared, add = [], synonyms_lib._add_nearest
+
+    def counting(near, score, vectors, rows, others, min_score):
+        compared.append(len(rows) * len(others))
+        add(near, score, vectors, rows, others, min_score)
+
+    graph = build(random_facts(20))
+    monkeypatch.setattr(synonyms_lib, "_add_nearest", counting)
+    triples = {"new": (Triple("first new", "is", "second new", "new", 0),)}
+    graph.add([Passage("new", "Title", "Text.")], triples)
+    assert 0 < sum(compared) < 4 * len(graph._entities)  # Each of two with all, and all with them.
+
+
 def test_graph_passage_with_a_known_id_is_rejected():
     graph = build()
     with pytest.raises(ValueError, match="'p0'"):

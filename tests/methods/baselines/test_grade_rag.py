@@ -106,6 +106,12 @@ def test_decomposition_with_question_also_searches_it():
         assert [r.query for r in fakes.received(Retrieve)] == [QUESTION, BORN]
 
 
+def test_decomposition_without_passages_ranks_nothing():
+    fakes = FakeHandlers({None: []}, {}, {"decomposer": [queries(BORN)], "reader": ["Skane"]}, {})
+    fakes.drive(decomposition(Question("q", QUESTION, ()), DecompositionConfig()))
+    assert fakes.kinds()[:2] == ["decomposer", "Retrieve"] and fakes.received(Rank) == []
+
+
 @pytest.mark.parametrize("response", ["Where?", '{"queries": []}', '{"queries": "'])
 def test_decomposition_without_sub_query_searches_the_question(response):
     fakes, result = parts_of(response)
@@ -137,6 +143,7 @@ def test_decomposition_schema_is_used_only_if_constrained():
         (json.dumps({"Queries": [{"query": BORN}, WHERE]}), (BORN, WHERE), ()),
         (json.dumps({"queries": BORN}), (BORN,), ()),
         (queries("a", "b", "c", "d"), ("a", "b", "c"), ("too_many_queries",)),
+        (queries("a", "b", "c", "a"), ("a", "b", "c"), ()),
         (json.dumps({"queries": [BORN, 3, "", None, "x" * 301]}), (BORN,), ("not_a_query",) * 4),
         (json.dumps({"queries": {"a": 1}}), (), ("wrong_shape",)),
         ("", (), ("no_json",)),
