@@ -47,9 +47,9 @@ def said(text, needy="", finish="length", entropy=3.0, received=0.5, attended=AT
     return Generated(text, finish, tokens=tokens)
 
 
-def run(responses, scores=None, others=None, **settings):
+def run(responses, scores=None, others=None, passages=None, **settings):
     texts = {"generator": list(responses), **(others or {})}
-    fakes = FakeHandlers({None: PASSAGES[:6]}, {}, texts, scores or {})
+    fakes = FakeHandlers(passages or {None: PASSAGES[:6]}, {}, texts, scores or {})
     return fakes, fakes.drive(dragin(Question("q", QUESTION, ()), DraginConfig(**settings)))
 
 
@@ -63,7 +63,7 @@ def test_dragin_without_need_keeps_the_text():
 
 def test_dragin_need_retrieves_and_writes_the_sentence_again():
     fakes, result = run([
-        said(f"Ada paints. {BORN} More text.", "Lund"),
+        said(f"Ada paints. {BORN} More text.", "Lund", received=2.0),
         Generated("Ada Moen was born in Malmo. Other text.", "length"),
         said(FINAL),
     ])  # fmt: skip
@@ -76,7 +76,7 @@ def test_dragin_need_retrieves_and_writes_the_sentence_again():
     assert last.messages[-1].text == "Ada paints. Ada Moen was born in Malmo."
     assert "Text 0." not in prompt(last)
     assert result.answer == "Skane" and result.passages == ("p0", "p1", "p2")
-    assert result.steps[0].notes["score"] == pytest.approx(3.0 * 0.5 / 1.0 * 6)
+    assert result.steps[0].notes["score"] == pytest.approx(3.0 * 2.0 / 2.5 * 6)
 
 
 @pytest.mark.parametrize(("threshold", "retrieves"), [(8.9, True), (9.1, False)])
@@ -114,6 +114,21 @@ def test_query_of_num_words_keeps_the_most_attended():
     need = find_need(response, words, 1.0)
     assert query_of(QUESTION, words, need, 2) == "province Ada"
     assert query_of("", words, need, 9) == "Ada Moen"  # The response before the need also counts.
+
+
+def test_query_of_leaves_out_words_after_the_need():
+    response = said(
+        "Ada paints Lund near Skane.", "Lund", attended=((" Ada", 9, 0.3), (" Skane", 1, 0.5))
+    )
+    words = scored_words(response)
+    assert query_of("", words, find_need(response, words, 1.0), 9) == "Ada"
+
+
+def test_dragin_passages_are_ranked_by_their_best_score():
+    second = said("It is in Skane.", "Skane", attended=((" born", 1, 0.5),))
+    passages = {"born": [PASSAGES[2], PASSAGES[1]], None: PASSAGES[:3]}
+    texts = [said(BORN, "Lund"), BORN, second, "It is in Skane.", said(FINAL)]
+    assert run(texts, passages=passages)[1].passages == ("p0", "p2", "p1")
 
 
 def test_dragin_empty_query_is_replaced_with_the_question():

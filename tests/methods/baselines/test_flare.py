@@ -86,6 +86,13 @@ def test_flare_query_sentence_is_the_complete_sentence():
     assert fakes.received(Retrieve)[0].query == FINAL
 
 
+def test_flare_passages_are_ranked_by_their_best_score():
+    town, province = f"{BORN} Then.", "It is in Skane. Then."
+    texts = [said(town, "Lund"), said(town), said(province, "Skane"), said(province), said(FINAL)]
+    passages = {"Ada Moen was born in": PASSAGES[:3], "It is in": [PASSAGES[2], PASSAGES[1]]}
+    assert run(texts, passages=passages)[1].passages == ("p0", "p2", "p1")
+
+
 def test_flare_generated_queries_are_interleaved():
     ahead = said("Ada Moen was born in Lund in Skane. Then.", "Moen", "Lund", "Skane")
     questions = ["Question: Who was born?\nx", "Where was Ada born?"]

@@ -29,12 +29,12 @@ def reply(answer, reason="She was born there."):
     return json.dumps({"reason": reason, "answer": answer})
 
 
-def run(answers, critic=(), experts=("Skane",), others=None, scores=None, **settings):
+def run(answers, critic=(), experts=("Skane",), others=None, scores=None, found=None, **settings):
     """Answers that equal the expert's are accepted: only their score is above the threshold."""
     texts = {"generator": list(answers), "critic": list(critic), "expert": list(experts)}
-    passages = {QUESTION: PASSAGES[:2], None: PASSAGES[1:4]}
+    passages = found or {QUESTION: PASSAGES[:2], None: PASSAGES[1:4]}
     fakes = FakeHandlers(passages, {}, texts | (others or {}), {"Skane": 1.0} | (scores or {}))
-    program = metarag(Question("q", QUESTION, ()), MetaragConfig(num_passages=2, **settings))
+    program = metarag(Question("q", QUESTION, ()), MetaragConfig(**{"num_passages": 2} | settings))
     return fakes, fakes.drive(program)
 
 
@@ -74,6 +74,14 @@ def test_metarag_plan_follows_the_critique(internal, external, nli, advice, retr
     )
     verdicts = 2 if internal == "I know" else 0
     assert sum(result.parse_errors.values()) == verdicts
+
+
+def test_metarag_passages_are_ranked_by_their_best_score():
+    critic = [CORRECT, "no", "no", "Query: Lund province"]
+    found = {QUESTION: PASSAGES[:3], None: [PASSAGES[2], PASSAGES[1]]}
+    answers = [reply("Lund"), reply("Skane")]
+    _, result = run(answers, critic, ["Skane"] * 2, found=found, num_passages=3)
+    assert result.passages == ("p0", "p2", "p1")
 
 
 def test_metarag_feedback_of_the_critic_is_shown():
