@@ -217,7 +217,8 @@ def test_flare_parsers_mutated_texts_never_raise():
                 tokens = (Token("x", -1, rng.choice([None, -9.0]), offset=offset),)
                 response = Generated(text, "stop", tokens=tokens)
             sentence = sentence_of(response)
-            masked(sentence, 0.5), improbable_spans(sentence, 0.5)
+            masked(sentence, 0.5)
+            improbable_spans(sentence, 0.5)
 
 
 @pytest.mark.parametrize(
