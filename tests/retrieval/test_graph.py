@@ -204,7 +204,9 @@ def test_link_returns_the_nearest_triples_and_the_lowest_score():
 
 def test_link_allowed_passages_limit_the_triples():
     graph = build()
-    linked = graph.link(["Ada"] * 2, 9, [np.array([1, 2]), np.array([2])])
+    query = "('lund', 'near', 'lund')"
+    linked = graph.link([query] * 2, 9, [np.array([1, 2]), np.array([2])])
+    assert linked[0].lowest == pytest.approx(linked[0].scores[-1], abs=5e-7)
     assert {t[:3] for t in linked[0].triples} == {("Lund", "lies in", "Skane"), ("Lund", "near", "Lund")}  # fmt: skip  # noqa: E501
     assert linked[1] == ((), (), 0.0)
 
@@ -214,6 +216,8 @@ def test_graph_without_triples_links_nothing_and_ranks_by_seeds():
     assert graph.link(["Ada"], 3) == [((), (), 0.0)]
     ((rows, ranks),) = graph.walk([seeds_of(graph, (), (), [0, 1], [0.1, 0.3])], 2)
     assert rows.tolist() == [1, 0] and ranks == pytest.approx([0.75, 0.25])
+    ((rows, _),) = graph.walk([seeds_of(graph, (), (), [1, 0], [0.2, 0.2])], 2)
+    assert rows.tolist() == [1, 0]  # Ties keep the order of the seeds.
     ((rows, _),) = graph.walk([seeds_of(graph, (), ())], 2)
     assert rows.tolist() == []
 
