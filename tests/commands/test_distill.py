@@ -385,7 +385,7 @@ def test_distill_unparsable_trajectory_is_dropped(fake_teacher, folders, tmp_pat
 def test_distill_llm_candidates_are_extracted_triples(
     fake_teacher, folders, tmp_path, capsys, teacher, share
 ):
-    """Of the annotated facts, half are not extracted. Only the annotation teacher gets these."""
+    """Half of the annotated facts are not extracted. Only the annotation teacher gets these."""
     data = tmp_path / "data"
     shutil.copytree(folders["data"], data)
     lines = (data / "openie.jsonl").read_text().splitlines()
@@ -403,7 +403,7 @@ def test_distill_llm_candidates_are_extracted_triples(
     assert shown[False] and shown[False] <= extracted
     assert bool(shown[True] - extracted) == sees_gold
     assert (result["inserted"] > 0) == result["sees_gold"] == sees_gold
-    if teacher == "llm":  # The setting has no effect, so the run may go on with another value.
+    if teacher == "llm":  # The setting has no effect, so the run may continue with another value.
         settings.append("teacher.insert_missing=false")
         execute(capsys, arguments(own, tmp_path / "w", *settings, teacher=teacher))
 

@@ -205,6 +205,7 @@ def test_read_exchanged_names_are_both_translated():
         ("Unknown", "Unanswerable"),
         ("Result: Tomb of the Unknown Soldier", "Answer: Tomb of the Unknown Soldier"),
         ("Result: Unknown Pleasures", "Answer: Unknown Pleasures"),
+        ("Result: The Great Unknown", "Answer: The Great Unknown"),
         ("The end: weekend result: 1", "The Stop: weekend Answer: 1"),
         ("Backend none [NONE] nonempty", "Backend none <none> nonempty"),
     ],
