@@ -128,7 +128,7 @@ def test_prepare_dpr_gold_is_the_first_positive_passage(tmp_path, files, capsys,
 
 
 def test_prepare_whole_corpus_is_never_in_memory(tmp_path, files, capsys, monkeypatch):
-    """At any time, at most one passage exists that is not written yet."""
+    """Only the gold passages are remembered while the corpus is copied."""
     folder, alive = files("dpr_nq"), []
     rows = (f"{n}\ttext {n}\ttitle {n}\n" for n in range(1, 5001))
     (folder / "psgs_w100.tsv").write_text("id\ttext\ttitle\n" + "".join(rows))
@@ -142,7 +142,7 @@ def test_prepare_whole_corpus_is_never_in_memory(tmp_path, files, capsys, monkey
     monkeypatch.setattr(jsonl, "LARGE_CORPUS", 1000)
     code, stdout, stderr = run(capsys, folder, "dpr_nq", tmp_path / "out")
     assert code == 0, stderr
-    assert len(alive) == 5000 and alive[-1] == 3  # Only the gold passages are remembered.
+    assert len(alive) == 5000 and alive[-1] == 3
     dataset = jsonl.read_dataset(tmp_path / "out")
     assert isinstance(dataset.corpus, PassagesById) and len(dataset.corpus) == 5000
 
