@@ -565,6 +565,13 @@ def test_index_streamed_equals_memory(encoder, tmp_path, dtype, shard_rows):
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_shards_return_single_rows_in_the_requested_order(encoder, tmp_path):
+    command.build_index(_PASSAGES, encoder, tmp_path / "i", shard_rows=7)
+    shards = index_lib.Shards(tmp_path / "i", index_lib.read_manifest(tmp_path / "i"))
+    for rows in ([20, 3, 8, 3, 0, 7, 6, 23], []):
+        np.testing.assert_array_equal(shards[np.array(rows, np.int64)], shards[:][rows])
+
+
 def _clustered(rows, dim):
     """Returns unit vectors around 20 centers, such that codes alone rank them badly."""
     rng = np.random.default_rng(0)
