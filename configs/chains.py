@@ -7,7 +7,7 @@ python launch/train.py --config=configs/aligner.py:paper --config.data.dir=FOLDE
 
 Needs a dataset folder with gold passages, and their triples (W: a workdir of
 ``launch/extract.py --config=configs/extract.py:trace``). TRACE builds chains over the triples of a
-question's gold passages. The reader reads each chain alone, and the most probable chain with a
+question's gold passages. The reader reads one chain at a time, and the most probable chain with a
 correct answer becomes training data; a question without one is dropped. Writes C/chains.jsonl; run
 the same command to resume.
 

@@ -28,9 +28,9 @@ from cirag_jax.types import Config, Prediction, Question
 def build(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Builds chains for the questions of ``config``; resumes an interrupted run.
 
-    Writes ``chains.jsonl`` in the order of the questions: for each question, its most probable
-    chain from which alone the reader answers correctly (KiRAG, Appendix B.2). ``config`` comes from
-    configs/chains.py.
+    Writes ``chains.jsonl`` in the order of the questions. A question's line is its most probable
+    chain from which the reader, without other evidence, answers correctly (KiRAG, Appendix B.2).
+    ``config`` comes from configs/chains.py.
 
     Returns:
       ``num_questions``, ``without_annotations`` (questions without gold passages or answers, which
