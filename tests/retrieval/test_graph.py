@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cirag_jax.errors import UserError
+from cirag_jax.retrieval import graph as graph_lib
 from cirag_jax.retrieval import synonyms as synonyms_lib
 from cirag_jax.retrieval.graph import GraphOptions, TripleGraph, WalkSeeds, open_graph
 from cirag_jax.types import Passage, Triple
@@ -248,6 +249,16 @@ def test_walk_equals_the_dense_solution(restart):
     ((rows, ranks),) = graph.walk([seeds], 30, restart)
     np.testing.assert_allclose(ranks, expected[rows], atol=2e-7)
     assert rows[:10].tolist() == np.argsort(-expected, kind="stable")[:10].tolist()
+
+
+def test_walk_blocks_equal_single_walks(monkeypatch):
+    graph = build(random_facts(12))
+    seeds = [seeds_of(graph, graph._triples[i : i + 1], [1.0]) for i in range(5)]
+    single = [graph.walk([one], 9)[0] for one in seeds]
+    monkeypatch.setattr(graph_lib, "_BLOCK", 2 * graph._whole.num_nodes)  # Two walks per block.
+    for (rows, ranks), (own, own_ranks) in zip(graph.walk(seeds, 9), single, strict=True):
+        assert rows.tolist() == own.tolist()
+        np.testing.assert_allclose(ranks, own_ranks, atol=2e-7)
 
 
 def test_walk_allowed_passages_have_their_own_graph():
