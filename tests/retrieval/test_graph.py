@@ -349,14 +349,20 @@ def test_open_graph_other_encoder_or_options_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", ["entity_vectors.npy", "texts.json", "passages", "facts.npy", "starts.npy"]
+    "damage",
+    ["entity_vectors.npy", "texts.json", "passages", "facts.npy", "starts.npy", "rows", "nan"],
 )
 def test_open_graph_damaged_folder_is_refused(damage, tmp_path):
     passages, triples = corpus(FACTS)
     config = block(tmp_path / "graph")
     open_graph(config, passages, triples, Letters())
-    file = tmp_path / "graph" / ("texts.json" if damage == "passages" else damage)
-    if damage == "passages":
+    files = {"passages": "texts.json", "rows": "entity_vectors.npy", "nan": "entity_vectors.npy"}
+    file = tmp_path / "graph" / files.get(damage, damage)
+    if damage == "rows":
+        np.save(file, np.load(file)[:-1])
+    elif damage == "nan":
+        np.save(file, np.load(file) * np.nan)
+    elif damage == "passages":
         file.write_text(json.dumps({"passages": [], "triples": []}))
     elif damage == "texts.json":
         file.write_text(json.dumps({"passages": {}, "triples": [["a", "b"]]}))
