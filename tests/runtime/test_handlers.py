@@ -238,6 +238,19 @@ def test_walk_ranks_passages_in_one_search_per_setting():
     assert heavy.passages == (r,)  # The walk starts at the best passage, which has no edges.
 
 
+def test_walk_seeds_have_relative_scores_and_allowed_passages(monkeypatch):
+    graph, passages, (lives, _) = graph_of_facts()
+    walked, walk = [], graph.walk
+    monkeypatch.setattr(graph, "walk", lambda *args: walked.append(args) or walk(*args))
+    found = np.array([[2, 1]]), np.array([[0.9, 0.5]])
+    allowed = {"a": np.array([1, 2])}
+    handler = WalkHandler(graph, lambda *_: found, passages, allowed)
+    ask(handler, Walk("x", (lives,), (1.0,), 2, 5, 0, 0.1, 0.5), programs=["a"])
+    (((seeds,), _, _, (rows,)),) = walked
+    assert seeds.rows.tolist() == [2, 1] and seeds.row_weights.tolist() == [0.1, 0.0]
+    assert rows.tolist() == [1, 2]
+
+
 def test_relative_scores_lie_between_0_and_1():
     assert relative(np.array([3.0, 1.0, 2.0])).tolist() == [1.0, 0.0, 0.5]
     assert relative(np.array([2.0, 2.0])).tolist() == [1.0, 1.0]
