@@ -191,7 +191,7 @@ class TextEncoder(PretrainedModel):
 
 
 def _published_family(*names: str) -> str:
-    """Returns a key of `_PUBLISHED_PREFIXES`, ``bge-m3`` or "", according to the model's names."""
+    """Returns a key of `_PUBLISHED_PREFIXES`, "" or the name of a family without prefixes."""
     for name in names:
         words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
         for family in ("qwen3-embedding", "nv-embed", "embeddinggemma"):
@@ -200,7 +200,8 @@ def _published_family(*names: str) -> str:
         if "e5" in words:
             return "e5-instruct" if {"mistral", "instruct"} & {*words} else "e5"
         if "bge" in words:
-            return next((f"bge-{word}" for word in ("m3", "zh") if word in words), "bge")
+            kinds = ("m3", "noinstruct", "zh")
+            return next((f"bge-{kind}" for kind in kinds if kind in words), "bge")
         if "nomic" in words or {"modernbert", "embed"} <= {*words}:
             return "nomic"
     return ""

@@ -105,6 +105,7 @@ _QUESTION_TASK = "Given a question, retrieve passages that answer the question"
         ("intfloat/multilingual-e5-small", "e5", ("query: ", "passage: ", None), "mean"),
         ("BAAI/bge-small-en-v1.5", "bge", (pretrained.BGE_INSTRUCTION, "", None), "cls"),
         ("BAAI/bge-m3", "bge-m3", ("", "", None), "cls"),
+        ("BAAI/bge-large-zh-noinstruct", "bge-noinstruct", ("", "", None), "cls"),
         (
             "BAAI/bge-base-zh-v1.5",
             "bge-zh",
