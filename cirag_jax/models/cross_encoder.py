@@ -24,7 +24,7 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.activations import TRANSFORMERS_NAMES, Activation, activate
 from cirag_jax.models.encoder import Encoder, EncoderConfig, add_parameters
-from cirag_jax.models.io import folders, pretrained, weights
+from cirag_jax.models.io import folders, pretrained, tokenizer_files, weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.tensor_files import check_tensor, fetch, read_tensors
 from cirag_jax.models.layers import drop_units, layer_norm
@@ -210,8 +210,8 @@ def load_cross_encoder(
     )
     head, tensors = _read_head(folder, config, raw, new_head, label)
     graphdef, state = _load_state(folder, config, head, tensors, raw["model_type"], mesh)
-    limit = pretrained.read_max_length(folder, config)
-    tokenizer = pretrained.read_tokenizer(folder, config.vocab_size)
+    limit = tokenizer_files.read_max_length(folder, config)
+    tokenizer = tokenizer_files.read_tokenizer(folder, config.vocab_size)
     types = max(tokenizer.encode("", "").type_ids, default=0) + 1
     if has_pair_types(raw["model_type"]) and types > config.type_vocab_size:
         raise UserError(

@@ -277,8 +277,11 @@ def multiply(
         y = precision.multiply_int8(x, kernel, scale_O).astype(dtype)
     else:
         x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
-        contracted = (((x.ndim - 1,), (axis,)), ((), ()))
-        y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
+        if dtype == x.dtype == jnp.bfloat16:
+            y: jax.Array = precision.multiply_kernel(x, kernel, axis)
+        else:
+            contracted = (((x.ndim - 1,), (axis,)), ((), ()))
+            y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
     return y[..., :1, :] if single else y
 
 

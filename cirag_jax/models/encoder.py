@@ -20,6 +20,7 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
+from cirag_jax.models import precision
 from cirag_jax.models.activations import Activation
 from cirag_jax.models.attention import Implementation, choose_implementation
 from cirag_jax.models.dense import DenseConfig, add_dense, output_width
@@ -569,13 +570,17 @@ def _combine(mask_BT, near_TS):
 def _attend_transposed(config, q_BTNH, k_BSNH, v_BSNH, mask_BT, near_TS, bias_NTS, key):
     """Attention over operands transposed to B N T H, which XLA on CPU multiplies fastest."""
     q_BNTH, k_BNSH, v_BNSH = (x.transpose(0, 2, 1, 3) for x in (q_BTNH, k_BSNH, v_BSNH))
+    heads = ((0, 1), (0, 1))
     scores_BNTS = jax.lax.dot_general(
-        q_BNTH * (config.head_dim**-0.5), k_BNSH, (((3,), (3,)), ((0, 1), (0, 1)))
-    ).astype(jnp.float32)
+        q_BNTH * (config.head_dim**-0.5),
+        k_BNSH,
+        (((3,), (3,)), heads),
+        preferred_element_type=jnp.float32,
+    )
     if bias_NTS is not None:
         scores_BNTS += bias_NTS
     scores_BNTS += jnp.where(_combine(mask_BT, near_TS), 0.0, _MASKED)
     probs_BNTS = jax.nn.softmax(scores_BNTS, axis=-1).astype(v_BNSH.dtype)
     probs_BNTS = drop_units(probs_BNTS, config.attention_dropout, key)
-    mixed_BNTH = jax.lax.dot_general(probs_BNTS, v_BNSH, (((3,), (2,)), ((0, 1), (0, 1))))
+    mixed_BNTH = precision.multiply(probs_BNTS, v_BNSH, ((3,), (2,)), heads)
     return mixed_BNTH.transpose(0, 2, 1, 3)

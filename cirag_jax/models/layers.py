@@ -76,7 +76,8 @@ def linear(x: jax.Array, kernel: Weight, bias: Weight | None) -> jax.Array:
     fp32 in any compute dtype. It also computes them as `x^T dy`, which XLA on a CPU runs three
     times as fast as the `dy^T x` of JAX's automatic gradient.
     """
-    y = jnp.tensordot(x, precision.weight_value(kernel).astype(x.dtype), x.ndim - 2)
+    contracted = (range(2, x.ndim), range(x.ndim - 2))
+    y = precision.multiply(x, precision.weight_value(kernel).astype(x.dtype), contracted)
     return y if bias is None else y + precision.weight_value(bias).astype(x.dtype)
 
 
@@ -94,18 +95,14 @@ def _input_gradient(weight: Weight, dy: jax.Array) -> jax.Array:
     kernel = precision.weight_value(weight)
     outer = range(2, dy.ndim)
     contracted = (outer, range(kernel.ndim - len(outer), kernel.ndim))
-    return jax.lax.dot_general(dy, kernel.astype(dy.dtype), (contracted, ((), ())))
+    return precision.multiply(dy, kernel.astype(dy.dtype), contracted)
 
 
 def _kernel_gradient(weight: Weight, bias: Any, x: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
     """Returns the fp32 gradients of the kernel ``weight`` and of the bias; see `_presence`."""
-    if jax.default_backend() == "cpu":  # XLA there has no product of 3-axis bf16 arrays into fp32
-        x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
     rows = x.shape[0] * x.shape[1]
     x_RI, dy = x.reshape(rows, -1), dy.reshape(rows, *dy.shape[2:])
-    dkernel = jax.lax.dot_general(
-        x_RI, dy, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    dkernel = precision.multiply_transposed(x_RI, dy)
     dkernel = dkernel.reshape(*x.shape[2:], *dy.shape[1:])
     dkernel = precision.cotangent_of(weight, dkernel)
     if bias is None:

@@ -18,14 +18,9 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.identity import of_packages
 from cirag_jax.io import cache_folder, is_training_workdir, read_object, say, write_json
 from cirag_jax.models.io.fingerprint import hash_small_files
-from cirag_jax.models.io.pretrained import (
-    TextEncoder,
-    check_dimensions,
-    declared_prefixes,
-    instruction,
-    prefixes_of,
-)
+from cirag_jax.models.io.pretrained import TextEncoder, check_dimensions
 from cirag_jax.models.io.tensor_files import check_finite
+from cirag_jax.models.io.text_prefixes import declared_prefixes, instruction, prefixes_of
 from cirag_jax.retrieval.encode import Progress, encode
 from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import ROLES, Config, PositiveInt, Role
@@ -228,9 +223,9 @@ class SentenceTransformersEncoder:
     """An encoder that runs a PyTorch model with sentence-transformers.
 
     ``model`` is a loaded ``SentenceTransformer``, and ``name`` is recorded in the identity.
-    ``instructions`` override the model's own prompts by role, see `pretrained.instruction`. Lengths
-    are in tokens, at most the model's limit, which is the default. ``dimensions`` is the number of
-    leading dimensions to keep, by default the model's ``truncate_dim``.
+    ``instructions`` override the model's own prompts by role, see `text_prefixes.instruction`.
+    Lengths are in tokens, at most the model's limit, which is the default. ``dimensions`` is the
+    number of leading dimensions to keep, by default the model's ``truncate_dim``.
     """
 
     def __init__(

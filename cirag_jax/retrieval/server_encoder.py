@@ -23,7 +23,7 @@ import numpy as np
 
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import cache_folder, replace_surrogates, say
-from cirag_jax.models.io.pretrained import prefixes_of
+from cirag_jax.models.io.text_prefixes import prefixes_of
 from cirag_jax.retrieval.encode import Progress
 from cirag_jax.server import (
     Failure,

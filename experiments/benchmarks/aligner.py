@@ -33,9 +33,22 @@ Results
     train step, mixed   1.23 s     1.99 s     0.61    0.58
     train step, equal   2.83 s     4.50 s     0.63    0.60
 
-  Most of the difference is due to matrix products: on this processor, XLA reaches 170 GFLOP/s per
-  core and torch 84. Expect higher ratios if torch multiplies as fast as XLA (not measured). Ratios
-  measured under load (0.2 at load 5) mean nothing. GPU results are in gpu.py.
+  Two cores of an Intel Xeon virtual machine with AMX, otherwise idle; 2026-11-28, jax 0.10.2,
+  torch 2.13.0, ``--mode=flops --d_model=768 --heads=12 --layers=4 --batch=32 --length=64
+  --chunk_tokens=1024 --torch=cpu --repeats=3``, with both values of ``--dtype``:
+
+    row                    float32     bfloat16
+    forward                0.96 s      0.39 s
+    forward, transformers  0.81 s      0.25 s
+    train                  3.66 s      1.93 s
+    train, transformers    2.46 s      1.56 s
+
+  Our bf16 products on a CPU return fp32, which a separate operation rounds. transformers has all
+  tokens in one batch, and no contrastive loss.
+
+  In the first table, most of the difference is due to matrix products: on that processor, XLA
+  reaches 170 GFLOP/s per core and torch 84; the second table shows a processor where torch is
+  faster. Ratios measured under load (0.2 at load 5) mean nothing. GPU results are in gpu.py.
 """
 
 import argparse

