@@ -92,7 +92,7 @@ def judge(scores: Sequence[float], config: C2ragConfig, *, always: bool = False)
         return Check(False, None)
     n_eff = effective_number(shares(scores, config.neff_rule))
     high_enough = max(scores) >= config.min_score
-    if always or config.sufficiency == "none":
+    if always or config.sufficiency == "off":
         return Check(True, n_eff)
     if config.sufficiency == "score":
         return Check(high_enough, n_eff)

@@ -50,7 +50,7 @@ class C2ragConfig:
       lin_relation: relation in Lin(tau), the text of a constraint: canonical (without variants), or
         variants (with its variants).
       sufficiency: criterion for a resolved constraint: neff (Eq. 8 and 9); score (the best
-        candidate scores at least ``min_score``, which must be set; w/o Dist); none (any candidate;
+        candidate scores at least ``min_score``, which must be set; w/o Dist); off (any candidate;
         w/o Check).
       gamma: maximum N_eff, the number of competing candidates, of a resolved constraint.
       min_score: minimum score of the best candidate, with sufficiency=score or neff.
@@ -115,7 +115,7 @@ class C2ragConfig:
     num_relations: PositiveInt = 8
     num_structural: PositiveInt = 3
     lin_relation: Literal["canonical", "variants"] = "canonical"
-    sufficiency: Literal["neff", "score", "none"] = "neff"
+    sufficiency: Literal["neff", "score", "off"] = "neff"
     gamma: float = 1.5
     min_score: float = _NO_SCORE
     neff_unit: Literal["constraint", "variable"] = "constraint"

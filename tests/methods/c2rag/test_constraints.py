@@ -39,7 +39,7 @@ def test_effective_number_equal_scores_give_n(n, score, rule):
 def test_effective_number_point_mass_and_empty_pool():
     assert effective_number([0.0, 1.0, 0.0]) == 1.0 and effective_number([]) == math.inf
     assert judge([], C2ragConfig()) == (False, None)
-    assert not judge([], C2ragConfig(sufficiency="none")).suffices
+    assert not judge([], C2ragConfig(sufficiency="off")).suffices
     assert judge([-3.0], C2ragConfig()) == (True, 1.0)
 
 

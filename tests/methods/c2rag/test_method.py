@@ -392,7 +392,7 @@ def test_no_constraints_ranks_triples_by_similarity():
     ("settings", "expected"),
     [
         ({}, "unresolved"),
-        ({"sufficiency": "none"}, "resolved"),
+        ({"sufficiency": "off"}, "resolved"),
         ({"sufficiency": "score", "min_score": 0.5}, "resolved"),
         ({"sufficiency": "score", "min_score": 0.8}, "unresolved"),
         ({"gamma": 2.9}, "resolved"),
@@ -423,7 +423,7 @@ def test_recovery_unit_selects_passages_or_sentences():
 def test_recall_order_selects_score_or_plan():
     scores = CASE | {"end": 5.0, "tower": 4.0, "keep": 3.0}
     asks = [CONSTRAINTS[0], {"head": "Quell prison", "relation": "r", "tail": "?y"}]
-    settings = {"sufficiency": "none", "planner": [plan(*asks)]}
+    settings = {"sufficiency": "off", "planner": [plan(*asks)]}
     _, by_score = run(scores, **settings)
     assert by_score.passages == ("end", "tower", "keep", "road")
     _, by_plan = run(scores, recall_order="plan", **settings)
@@ -434,7 +434,7 @@ def test_recall_order_ranks_scores_of_each_ranker_separately():
     """The first hop has cosines, the texts of the second logits: their best passages come first."""
     scores = CASE | {"end": 5.0, "tower": 4.0, "keep": 3.0}
     asks = [CONSTRAINTS[0], {"head": "Quell prison", "relation": "r", "tail": "?y"}]
-    settings = {"sufficiency": "none", "planner": [plan(*asks)], "num_structural": 1}
+    settings = {"sufficiency": "off", "planner": [plan(*asks)], "num_structural": 1}
     _, coarse = run(scores, plain_hops=1, **settings)
     assert coarse.steps[1].scores == (0.79,)
     assert coarse.passages == ("road", "end", "tower", "keep")
@@ -475,7 +475,7 @@ def test_c2rag_config_useless_check_warns(capsys):
         ({"num_structural": 2}, "resolve nearly every constraint"),
         ({"gamma": 2.0}, "resolve nearly every constraint"),
         ({"gamma": 2.0, "neff_rule": "softmax"}, ""),
-        ({"gamma": 2.0, "sufficiency": "none"}, ""),
+        ({"gamma": 2.0, "sufficiency": "off"}, ""),
         ({"gamma": 0.5}, "gamma=0.5 resolves no constraint"),
         ({"num_structural": 9, "num_relations": 6}, "num_structural=9 has the effect of 6"),
         ({"num_structural": 9, "num_relations": 6, "use_relations": False}, ""),
