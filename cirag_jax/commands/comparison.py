@@ -17,6 +17,7 @@ from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
+from cirag_jax.evaluation.parsing import parse_rate
 from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
 from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
@@ -31,6 +32,9 @@ from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
 # Folders in a run's workdir: repeats with other seeds, and a run with one question at a time.
 REPEAT, LATENCY = "repeat-", "alone"
+# A run with a lower parse rate is not compared with others: most responses were malformed, so its
+# scores are rather those of the method's substitutes for them.
+MIN_PARSE_RATE = 0.5
 
 
 class FinishedRun(NamedTuple):
@@ -94,7 +98,8 @@ def compare_runs(
 
     Writes ``table.md``, ``table.html`` and ``granularities.png``, the share of questions answered
     at each granularity (CIRAG's Figures 3 and 5). Writes ``recall_by_step.png`` if runs have
-    several steps, and ``latency.png`` if their latency was measured. Figures are also saved as SVG.
+    several steps, ``tokens.png`` (F1 against tokens), and ``latency.png`` if their latency was
+    measured. Figures are also saved as SVG.
 
     Args:
       config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
@@ -121,11 +126,12 @@ def measure_runs(
       The runs, and a result with these keys.
       ``systems``: for each run the scores of `metrics.measure` with bootstrap intervals over
       questions (NaN and a ``reason`` if it applies to no question), ``repeats``,
-      ``granularities``, ``recall_by_step``, ``failures``, ``seconds_alone``, ``sees_gold``, and
-      means per question of ``calls``, ``generated_tokens``, ``seconds``, and of calls and tokens by
-      role (``roles``) and stage (``stages``).
+      ``granularities``, ``recall_by_step``, ``outcomes`` (shares of questions), ``parse_rate`` with
+      its interval, ``is_ranked`` (see `MIN_PARSE_RATE`), ``failures``, ``seconds_alone``,
+      ``sees_gold``, and means per question of ``parse_errors``, ``calls``, ``generated_tokens``,
+      ``seconds``, and of calls and tokens by role (``roles``) and stage (``stages``).
       ``scores``: the names of the scores. ``differences``: the differences between each pair of
-      runs; see `pairwise_scores`. ``num_questions``, ``num_annotated`` (questions with gold
+      ranked runs; see `pairwise_scores`. ``num_questions``, ``num_annotated`` (questions with gold
       passages), ``settings``. ``different``: for each run, the settings that differ from the first
       run.
     """
@@ -148,16 +154,18 @@ def measure_runs(
     scores = {run.name: _scores(run, ids, config.metrics, scoring) for run in runs}
     names = list(dict.fromkeys(name for seeds in scores.values() for name in seeds[0]))
     pooled = {name: _pooled(seeds) for name, seeds in scores.items()}
+    systems = {
+        run.name: {
+            **_with_intervals(run, ids, names, pooled[run.name], bootstrap),
+            "repeats": _repeats(scores[run.name]),
+            **_statistics(run, ids, bootstrap),
+        }
+        for run in runs
+    }
+    ranked = {name: pooled[name] for name in pooled if systems[name]["is_ranked"]}
     result: dict[str, Any] = {
-        "systems": {
-            run.name: {
-                **_with_intervals(run, ids, names, pooled[run.name], bootstrap),
-                "repeats": _repeats(scores[run.name]),
-                **_statistics(run, ids, bootstrap),
-            }
-            for run in runs
-        },
-        "differences": pairwise_scores(pooled, *bootstrap),
+        "systems": systems,
+        "differences": pairwise_scores(ranked, *bootstrap),
         "scores": names,
         "num_questions": len(ids),
         "num_annotated": sum(bool(r.input.get("supporting")) for r in runs[0].records.values()),
@@ -377,8 +385,18 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
         latency = {**interval(mean_of(run.seconds_alone), *bootstrap)}
         latency["num_questions"] = len(run.seconds_alone)
     granularities = collections.Counter(p.granularity for p in predictions)
+    outcomes = collections.Counter(
+        "answered" if p.answer.strip() else "refused" for p in predictions
+    )
+    outcomes["failed"] = len(records) - len(predictions)
+    parsed = _pooled([{"": _parse_rate(records, ids)} for records in run.repeats])[""]
+    errors = sum((collections.Counter(p.parse_errors) for p in predictions), collections.Counter())
     return {
         "granularities": {name: granularities[name] for name in GRANULARITIES},
+        "outcomes": {name: outcomes[name] / len(records) for name in report.OUTCOMES},
+        "parse_rate": interval(parsed, *bootstrap),
+        "is_ranked": not parsed.value < MIN_PARSE_RATE,  # NaN without responses
+        "parse_errors": {kind: count / len(records) for kind, count in errors.most_common()},
         "recall_by_step": _recall_by_step(seeds, bootstrap),
         "failures": len(records) - len(predictions),
         "calls": sum(sum(r.calls.values()) for r in records) / len(records),
@@ -388,6 +406,17 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
         "seconds_alone": latency,
         "sees_gold": run.needs.gold,
     }
+
+
+def _parse_rate(records: Mapping[str, Record], ids: Sequence[str]) -> Ratio:
+    """Returns the `parse_rate` of a seed; a question without a result has no responses."""
+    results = [(records[i], records[i].result(Prediction)) for i in ids]
+    return parse_rate(
+        [
+            (sum(role.calls for role in record.roles.values()), p.parse_errors) if p else (0, {})
+            for record, p in results
+        ]
+    )
 
 
 def _recall_by_step(

@@ -15,8 +15,11 @@ from cirag_jax.types import GRANULARITIES
 
 PAGE = "table.html"
 STYLE = ("page.css", "results.css")
-GRANULARITIES_FIGURE, STEPS_FIGURE, LATENCY_FIGURE = "granularities", "recall_by_step", "latency"
+GRANULARITIES_FIGURE, STEPS_FIGURE = "granularities", "recall_by_step"
+TOKENS_FIGURE, LATENCY_FIGURE = "tokens", "latency"
+OUTCOMES = ("answered", "refused", "failed")
 _FIRST = ("f1", "em", "acc")  # the leftmost score columns
+_MOST_KINDS = 3  # kinds of parse errors in a cell
 
 
 def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
@@ -42,6 +45,7 @@ def tables(result: Mapping[str, Any]) -> dict[str, Table]:
     """Returns the nonempty tables by heading."""
     by_heading = {
         "Scores": _scores(result),
+        "Outcomes": _outcomes(result),
         "Differences": _differences(result),
         "Recall by step": _by_step(result),
         "Language models": _cost(result),
@@ -55,6 +59,8 @@ def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield GRANULARITIES_FIGURE, _draw_granularities(result)
     if "Recall by step" in tables(result):
         yield STEPS_FIGURE, _draw_steps(result)
+    if any(_spent(result)):
+        yield TOKENS_FIGURE, _draw_tokens(result)
     if any(_timed(result)):
         yield LATENCY_FIGURE, _draw_latency(result)
 
@@ -64,6 +70,7 @@ def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[p
     picture_of = {
         "Scores": GRANULARITIES_FIGURE,
         "Recall by step": STEPS_FIGURE,
+        "Language models": TOKENS_FIGURE,
         "Time": LATENCY_FIGURE,
     }
     parts = []
@@ -85,30 +92,43 @@ def _columns(result: Mapping[str, Any]) -> list[str]:
 
 
 def _label(name: str, system: Mapping[str, Any]) -> str:
-    return f"{name} *" if system["sees_gold"] else name
+    return f"{name}{' *' * system['sees_gold']}{'' if system['is_ranked'] else ' †'}"
 
 
 def _scores(result: Mapping[str, Any]) -> Table:
-    """Returns a row per run, in per cent, with intervals for F1 and for recall at the largest K."""
+    """Returns a row per run, in per cent, with intervals for F1 and for recall at the largest K.
+
+    The rows of runs that are not ranked are last.
+    """
     columns, systems = _columns(result), result["systems"]
     wide = {"f1", next((name for name in reversed(columns) if name.startswith("recall@")), "")}
     header = ["run", *(f"{metrics.title(c)}{' [95 %]' * (c in wide)}" for c in columns)]
     rows = []
-    for name, system in systems.items():
+    for name, system in sorted(systems.items(), key=lambda item: not item[1]["is_ranked"]):
         scores = [percent(system.get(c), bounds=c in wide) or "n/a" for c in columns]
         total = max(sum(system["granularities"].values()), 1)
         shares = [
             f"{100 * system['granularities'][granularity] / total:.0f} %"
             for granularity in GRANULARITIES
         ]
-        rows.append([_label(name, system), *scores, *shares, str(system["failures"])])
+        rows.append([_label(name, system), *scores, *shares])
     caption = (
         f"{result['num_questions']} questions, {result['num_annotated']} with gold passages; "
-        "scores in per cent; shares of answers from triples, sentences, passages and by default; "
-        "failed questions, which have score 0"
+        "scores in per cent; a failed question has score 0; shares of answers from triples, "
+        "sentences, passages and by default"
     )
     if any(system["sees_gold"] for system in systems.values()):
         caption += "; * uses gold annotations"
+    rates = [
+        f"{name} (parse rate {percent(system['parse_rate'])} %)"
+        for name, system in systems.items()
+        if not system["is_ranked"]
+    ]
+    if rates:
+        caption += (
+            "; † not ranked, because the language models cannot follow the method and most of "
+            f"their responses were malformed: {', '.join(rates)}"
+        )
     caption += "".join(
         f"; n/a for {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
         for name, system in systems.items()
@@ -121,7 +141,30 @@ def _scores(result: Mapping[str, Any]) -> Table:
     ]
     if repeats:
         caption += "; means over runs with different seeds: " + ", ".join(repeats)
-    return Table(caption, [[*header, *GRANULARITIES, "failed"], *rows])
+    return Table(caption, [[*header, *GRANULARITIES], *rows])
+
+
+def _outcomes(result: Mapping[str, Any]) -> Table:
+    rows = [["run", *OUTCOMES, "parse rate [95 %]", "parse errors", "prompt tokens", "new tokens"]]
+    for name, system in result["systems"].items():
+        shares = [f"{100 * system['outcomes'][outcome]:.1f}" for outcome in OUTCOMES]
+        rate = percent(system["parse_rate"], bounds=True) or "n/a"
+        counts = list(system["parse_errors"].items())
+        errors = ", ".join(f"{kind} {count:.2f}" for kind, count in counts[:_MOST_KINDS])
+        errors += f", {len(counts) - _MOST_KINDS} more" if len(counts) > _MOST_KINDS else ""
+        tokens = [f"{_tokens(system, kind):,.0f}" for kind in ("prompt", "generated")]
+        rows.append([_label(name, system), *shares, rate, errors, *tokens])
+    return Table(
+        "Shares of questions in per cent: answered, refused (or without an answer) and failed; "
+        "parse rate: share of responses that were not malformed, in per cent; parse errors of all "
+        "kinds, most frequent first, and tokens: means per question",
+        rows,
+    )
+
+
+def _tokens(system: Mapping[str, Any], *kinds: str) -> float:
+    """Returns the mean tokens of a question over all roles."""
+    return sum(role[f"{kind}_tokens"] for role in system["roles"].values() for kind in kinds)
 
 
 def _reasons(system: Mapping[str, Any], columns: Sequence[str]) -> dict[str, list[str]]:
@@ -265,34 +308,67 @@ def _draw_steps(result: Mapping[str, Any]) -> Any:
     return figure
 
 
+def _draw_tokens(result: Mapping[str, Any]) -> Any:
+    """Draws F1 against tokens, one point per ranked run."""
+    points = [(name, {"value": tokens}, f1) for name, tokens, f1 in _spent(result)]
+    return _draw_f1(result, points, "tokens of language models per question")
+
+
 def _draw_latency(result: Mapping[str, Any]) -> Any:
-    """Draws F1 against latency, one point per run."""
-    figure, axes = figures.pyplot().subplots(figsize=(7, 4.5), layout="constrained")
-    for index, (name, alone, f1) in enumerate(_timed(result)):
-        x, y = alone["value"], 100 * f1["value"]
+    """Draws F1 against latency, one point per ranked run."""
+    return _draw_f1(result, list(_timed(result)), "seconds per question, alone")
+
+
+def _draw_f1(
+    result: Mapping[str, Any],
+    points: Sequence[tuple[str, Mapping[str, float], Mapping[str, float]]],
+    label: str,
+) -> Any:
+    """Draws F1 against a cost with a logarithmic axis.
+
+    Args:
+      result: result of `commands.comparison.measure_runs`.
+      points: name of a run, cost, and F1, each with or without its interval.
+      label: name of the cost.
+    """
+    # Colors and markers are by position, so a run looks the same in all figures.
+    places = {name: index for index, name in enumerate(result["systems"])}
+    figure, axes = figures.pyplot().subplots(
+        figsize=(7, max(4.5, 0.27 * len(points) + 0.6)), layout="constrained"
+    )
+    for name, cost, f1 in points:
+        x, y = cost["value"], 100 * f1["value"]
         axes.errorbar(
             [x],
             [y],
-            xerr=[[x - alone["low"]], [alone["high"] - x]],
+            xerr=[[x - cost["low"]], [cost["high"] - x]] if "low" in cost else None,
             yerr=[[y - 100 * f1["low"]], [100 * f1["high"] - y]],
             linestyle="none",
             elinewidth=0.7,
             capsize=2,
             label=figures.plain(_label(name, result["systems"][name])),
-            **figures.style(index),
+            **figures.style(places[name]),
         )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.set_xlabel("seconds per question, alone")
+    axes.set_xlabel(label)
     axes.set_ylabel("F1, %")
     axes.grid(alpha=0.3)
     figures.legend_on_the_right(axes)
     return figure
 
 
-def _timed(result: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields name, latency and F1 of the runs with latencies."""
+def _spent(result: Mapping[str, Any]) -> Iterator[tuple[str, float, Any]]:
+    """Yields name, tokens and F1 of the ranked runs that called a language model."""
     for name, system in result["systems"].items():
-        if system["seconds_alone"] and percent(system.get("f1")):
+        tokens = _tokens(system, "prompt", "generated")
+        if system["is_ranked"] and tokens and percent(system.get("f1")):
+            yield name, tokens, system["f1"]
+
+
+def _timed(result: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields name, latency and F1 of the ranked runs with latencies."""
+    for name, system in result["systems"].items():
+        if system["is_ranked"] and system["seconds_alone"] and percent(system.get("f1")):
             yield name, system["seconds_alone"], system["f1"]

@@ -145,7 +145,7 @@ def test_compare_writes_tables(whole):
     assert "sentence R@" not in header and "triple R@" not in header
     assert "p=1.000" in text and "| native_rag-narrow" in text
     page = (workdir / "table.html").read_text("utf-8")
-    assert page.count("<table>") == 4 and page.count("data:image/svg+xml;base64,") == 2
+    assert page.count("<table>") == 5 and page.count("data:image/svg+xml;base64,") == 3
     assert "http:" not in page.replace("http-equiv", "") and "<script" not in page
 
 
@@ -159,7 +159,7 @@ def test_compare_latency_questions_are_the_same_for_all_methods(whole, folders):
     for system in result["systems"].values():
         timed = system["seconds_alone"]
         assert timed["num_questions"] == 2 and 0 < timed["low"] <= timed["value"] <= timed["high"]
-    for name in ("latency", "granularities"):
+    for name in ("latency", "granularities", "tokens"):
         assert matplotlib.image.imread(workdir / f"{name}.png").shape[1] == 1050
         assert "<svg" in (workdir / f"{name}.svg").read_text("utf-8")
 

@@ -75,6 +75,44 @@ def test_compare_two_runs_gives_scores_and_differences(tmp_path, capsys):
     assert matplotlib.image.imread(tmp_path / "c" / "granularities.png").shape[:2] == (390, 1050)
 
 
+def test_compare_run_with_malformed_responses_is_not_ranked(tmp_path):
+    """Each question has one response; in the first run, three of four are malformed."""
+    pairs = many(4)
+    lost = answered(
+        pairs,
+        lambda i, p: dataclasses.replace(
+            p, answer=" " if i == 1 else p.answer, parse_errors={"no_facts": 2} if i else {}
+        ),
+    )
+    half = answered(pairs, lambda i, p: dataclasses.replace(p, parse_errors={"no_facts": i // 2}))
+    gone = [(q, None if i == 0 else p) for i, (q, p) in enumerate(pairs)]
+    folders = [
+        workdir(tmp_path, "lost", lost),
+        workdir(tmp_path, "half", half),
+        workdir(tmp_path, "gone", gone, failed=[pairs[0][0]]),
+    ]
+    result = compare(tmp_path, *folders)
+    systems = result["systems"]
+    assert [s["parse_rate"]["value"] for s in systems.values()] == [0.25, 0.5, 1.0]
+    assert [s["is_ranked"] for s in systems.values()] == [False, True, True]
+    assert list(result["differences"]) == ["half-gone"]
+    shares = [tuple(s["outcomes"].values()) for s in systems.values()]
+    assert shares == [(0.75, 0.25, 0), (1, 0, 0), (0.75, 0, 0.25)]
+    assert systems["lost"]["parse_errors"] == {"no_facts": 1.5}
+    assert systems["gone"]["parse_errors"] == {"passage_without_triples": 1.5}
+    table = (tmp_path / "c" / "table.md").read_text("utf-8")
+    scores, outcomes = table.split("\n\n")[:4:2], table.split("\n\n")[1:4:2]
+    assert "malformed: lost (parse rate 25.0 %)" in scores[0]
+    assert [line.split()[1] for line in outcomes[0].splitlines()[2:]] == ["half", "gone", "lost"]
+    row = next(line for line in outcomes[1].splitlines() if line.startswith("| lost †"))
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    assert cells[3].startswith("25.0 [")
+    assert cells[:3] + cells[4:] == ["75.0", "25.0", "0.0", "no_facts 1.50", "900", "31"]
+    for kind in ("png", "svg"):
+        assert (tmp_path / "c" / f"tokens.{kind}").is_file()
+    assert 'alt="tokens"' in (tmp_path / "c" / "table.html").read_text("utf-8")
+
+
 def test_compare_recall_by_step_is_cumulative(tmp_path):
     pairs = many(3)
     short = answered(pairs, lambda i, p: dataclasses.replace(p, steps=p.steps[: i or None]))

@@ -129,7 +129,7 @@ PREDICTION = Prediction(
             True,
         ),
     ),
-    {"fact_not_a_candidate": 2},
+    {"passage_without_triples": 2},
 )
 
 

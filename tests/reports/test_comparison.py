@@ -14,9 +14,15 @@ def bounded(value, low, high):
     return {"value": value, "low": low, "high": high}
 
 
-def system(counts, steps, seconds, f1, sees_gold=False):
+def system(counts, steps, seconds, f1, sees_gold=False, tokens=((30, 2),), parse_rate=1.0):
     stages = ("triple", "sentence", "passage", "default")
     return {
+        "roles": {
+            str(role): {"prompt_tokens": prompt, "generated_tokens": new}
+            for role, (prompt, new) in enumerate(tokens)
+        },
+        "parse_rate": bounded(parse_rate, parse_rate, parse_rate),
+        "is_ranked": parse_rate >= 0.5,
         "granularities": dict(zip(stages, counts, strict=True)),
         "recall_by_step": [bounded(value, value, value) for value in steps],
         "seconds_alone": bounded(*seconds) if seconds else None,
@@ -29,7 +35,15 @@ RESULT = {
     "systems": {
         "a": system((2, 1, 0, 1), (0.25, 0.5, 0.75), (2.0, 1.5, 4.0), (0.5, 0.4, 0.7)),
         "$b": system((0, 0, 3, 0), (0.4,), (0.5, 0.25, 1.0), (0.25, 0.0, 0.5), sees_gold=True),
-        "c": system((0, 0, 0, 0), (), None, (0.0, 0.0, 0.0)),
+        "c": system((0, 0, 0, 0), (), None, (0.0, 0.0, 0.0), tokens=()),
+    }
+}
+# The same with a run that is not ranked.
+UNRANKED = {
+    "systems": {
+        "lost": system((1, 0, 0, 0), (), (9.0, 8.0, 10.0), (0.9, 0.8, 1.0), parse_rate=0.25),
+        **RESULT["systems"],
+        "d": system((1, 0, 0, 0), (), None, (0.1, 0.0, 0.2), tokens=((300, 20), (1000, 0))),
     }
 }
 CALIBRATION = {
@@ -90,8 +104,9 @@ def test_draw_steps_plots_recall(drawn):
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]
 
 
-def test_draw_latency_plots_f1(drawn):
-    (axes,) = drawn(comparison._draw_latency, RESULT).axes
+@pytest.mark.parametrize("shown", [RESULT, UNRANKED], ids=["all", "unranked"])
+def test_draw_latency_plots_f1(drawn, shown):
+    (axes,) = drawn(comparison._draw_latency, shown).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds per question, alone", "F1, %")
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]  # c has no latency
@@ -105,6 +120,27 @@ def test_draw_latency_plots_f1(drawn):
         pytest.approx((2, 1.5, 4, 50, 40, 70)),
         pytest.approx((0.5, 0.25, 1, 25, 0, 50)),
     ]
+
+
+def test_draw_tokens_plots_f1_of_ranked_runs(drawn):
+    (axes,) = drawn(comparison._draw_tokens, UNRANKED).axes
+    assert axes.get_xlabel() == "tokens of language models per question"
+    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "F1, %")
+    assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *", "d"]  # c has no tokens
+    result = []
+    for point, _, (along,) in axes.containers:
+        (x, low), (_, high) = along.get_segments()[0]
+        assert points(point)[0] == [x]
+        result.append((x, points(point)[1][0], low, high))
+    assert result == [
+        pytest.approx((32, 50, 40, 70)),
+        pytest.approx((32, 25, 0, 50)),
+        pytest.approx((1320, 10, 0, 20)),
+    ]
+    # A run has the same marker and color in both figures.
+    (latency,) = drawn(comparison._draw_latency, UNRANKED).axes
+    looks = [[(p.get_marker(), p.get_color()) for p, *_ in a.containers] for a in (axes, latency)]
+    assert len(set(looks[0])) == 3 and looks[1] == looks[0][:2]
 
 
 def test_time_table_without_latency_names_the_setting():
@@ -151,11 +187,12 @@ def test_draw_calibration_plots_confidence(drawn):
     [
         (comparison._draw_granularities, RESULT, (7, 3.2)),
         (comparison._draw_steps, RESULT, (7, 4)),
+        (comparison._draw_tokens, UNRANKED, (7, 4.5)),
         (comparison._draw_latency, RESULT, (7, 4.5)),
         (tables._draw, result_of((2, 5), 5), (7.5, 4)),
         (evaluate_reader._draw, READERS, (9, 4)),
     ],
-    ids=["granularities", "recall_by_step", "latency", "recall", "calibration"],
+    ids=["granularities", "recall_by_step", "tokens", "latency", "recall", "calibration"],
 )
 def test_saved_figure_is_a_nonempty_image(draw, result, inches, tmp_path):
     figures.save(draw(result), tmp_path, "x")

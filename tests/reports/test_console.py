@@ -25,7 +25,7 @@ def test_render_answer_evidence_and_steps():
     assert "  found   Ilse Varga; The Lantern Road" in lines
     assert "  thought The town is known now; its county is not." in lines
     assert "  next    Which county is Tarnow Bay in?" in lines
-    assert lines[-1] == "Parse errors: fact_not_a_candidate 2"
+    assert lines[-1] == "Parse errors: passage_without_triples 2"
     assert all(len(line) <= console.WIDTH for line in lines)
 
 

@@ -95,11 +95,11 @@ def test_report_shows_runs_of_a_comparison(shown, made):
     assert third["runs"] == [["wrong", "Ferry County", 3], ["wrong", "Tarnow Bay", 2],
                              ["wrong", "Ferry County", 3]]  # fmt: skip
     text = (out / "index.html").read_text("utf-8")
-    for heading in ("Scores", "Differences", "Recall by step", "Time", "Questions"):
+    for heading in ("Scores", "Outcomes", "Differences", "Recall by step", "Time", "Questions"):
         assert f"<h2>{heading}</h2>" in text
     assert "Settings of cirag / late: seed 1 / 2" in text
     assert "Unfinished" not in text
-    assert "<title>Three runs</title>" in text and text.count("data:image/svg+xml") == 2
+    assert "<title>Three runs</title>" in text and text.count("data:image/svg+xml") == 3
     assert blocks(out / "trace-3.html")["index"]["title"] == "late"
 
 
