@@ -31,7 +31,6 @@ def get_config(preset: str = "small") -> Any:
     del config.question, config.documents
     config.trace.passages = "gold"
     config.trace.evidence = "each"
-    if preset == "trace":
-        config.data.limit, config.data.random = 0, False
     config.data.split = "train"
+    config.data.contexts_as_corpus = True  # Gold passages are in the contexts.
     return config

@@ -112,6 +112,7 @@ def _paper(config: Any) -> None:
     config.min_words, config.max_words = 512, 8192
     config.claims.classifier = "lighteternal/fact-or-opinion-xlmr-el"
     config.llm.model = "Qwen/Qwen2.5-7B-Instruct"
+    config.triples.max_tokens, config.equivalence.max_tokens = 4000, 3000  # As in the code.
     config.questions.validation = "model"
     config.chunks.tokenizer = config.llm.model  # Near the released code's tiktoken (cl100k_base).
     config.questions.context_words = config.chunks.most  # A.9.5: a chunk of the evidence.

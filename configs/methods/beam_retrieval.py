@@ -3,7 +3,8 @@ r"""Beam retrieval over chains of passages, after BeamDR (docs/methods/baselines
 python launch/answer.py --config=configs/methods/beam_retrieval.py --config.data.dir=D --workdir=W
 
 Presets: ``small`` retrieves and reads with this repository's models, on a laptop's CPU; ``medium``
-and ``paper`` are as in configs/methods/cirag.py. BeamDR's encoder is not included; train one on
+is as in configs/methods/cirag.py. ``paper`` has the questions, corpus and models of KiRAG's tables,
+for a GPU; not yet run. BeamDR's encoder is not included; train one on
 chains of passages (configs/aligner.py, ``--config.data.units=passage``) and name it in
 ``config.encoder.model``.
 
@@ -17,4 +18,6 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     config = blocks.method("beam_retrieval")
-    return blocks.shipped(config) if preset == "small" else blocks.preset(config, preset)
+    if preset == "small":
+        return blocks.shipped(config)
+    return blocks.preset(config, preset, paper="kirag")

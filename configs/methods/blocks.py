@@ -120,18 +120,73 @@ def shipped(config: Any) -> Any:
     return config
 
 
-def paper_questions(config: Any, limit: int, *, random: bool) -> None:
-    """Selects the dev questions of a paper; a paper that draws them at random states no seed."""
-    config.data.split, config.data.limit, config.data.random = "dev", limit, random
+# What the rows of each paper's main tables share: dev questions (0 is all of them), passages to
+# search, scorer, and models. No paper states the seed of randomly drawn questions, so that
+# config.data.seed stays 0.
+_QWEN = "Qwen/Qwen2.5-7B-Instruct"
+_PAPERS: Mapping[str, Mapping[str, Any]] = {
+    "cirag": {  # Section 4.1, B.2 and B.4
+        "data.limit": 1000,
+        "data.random": True,
+        "model": _QWEN,
+        "encoder.model": "BAAI/bge-small-en-v1.5",
+    },
+    "kirag": {  # Sections 4.1, B.1 and B.3
+        "data.corpus": "ircot_full",
+        "data.contexts_as_corpus": False,  # HotpotQA: the abstracts of Wikipedia.
+        "profile": "kirag",
+        "model": "meta-llama/Meta-Llama-3-8B-Instruct",
+        "encoder.model": "intfloat/e5-large-v2",
+        "encoder.query_max_length": 512,
+        "encoder.passage_max_length": 512,
+    },
+    "dualrag": {  # Sections 4.1 and 4.3
+        "data.limit": 1000,
+        "data.random": True,
+        "data.corpus": "ircot_full",
+        "data.contexts_as_corpus": False,
+        "profile": "dualrag",
+        "model": _QWEN,
+        "encoder.model": "BAAI/bge-small-en-v1.5",
+    },
+    # Section 4. HippoRAG's fixed 1,000 questions: name its file with config.data.ids, or place it
+    # as the dev file for `prepare`. Without it, these are the first 1,000 dev questions.
+    "c2rag": {
+        "data.limit": 1000,
+        "data.corpus": "per_question",  # U(q) is the question's own context.
+        "recall_at": (2, 5),
+        "model": _QWEN,  # in place of GPT-4o-mini
+        "encoder.model": "sentence-transformers/all-MiniLM-L6-v2",
+    },
+    "hipporag": {
+        "data.limit": 1000,
+        "recall_at": (2, 5),
+        "profile": "hipporag",
+        "model": "meta-llama/Llama-3.3-70B-Instruct",
+        "encoder.model": "nvidia/NV-Embed-v2",
+    },
+    "grade": {  # Section 4.1, A.4: all questions and chunks of a folder of configs/grade.py
+        "data.split": "test",
+        "data.corpus": "ircot_full",
+        "model": _QWEN,  # in place of OpenAI's models
+        "encoder.model": "BAAI/bge-large-en-v1.5",  # one of its four encoders
+    },
+}
 
 
-def preset(config: Any, name: str, others: Sequence[str] = ()) -> Any:
+def preset(config: Any, name: str, others: Sequence[str] = (), *, paper: str = "cirag") -> Any:
     """Returns ``config`` with a preset that every method has.
 
     ``small`` is for a laptop's CPU: at most 96 tokens per thought, and a prefix cache for 64
     conversations (3 GB in float32). ``medium`` has a model of 1.5B parameters with a context of
-    4,096 tokens, on 2 CPU cores with 9 GB. ``paper`` has the CIRAG paper's models, for a GPU.
-    ``others`` are the config's own presets, for the message about an unknown one.
+    4,096 tokens, on 2 CPU cores with 9 GB. ``paper`` has the questions, corpus, scorer and models
+    of a paper's tables, for a GPU.
+
+    Args:
+      config: a config of `method`.
+      name: name of the preset; "" leaves the config unchanged.
+      others: the config's own presets, for the message about an unknown one.
+      paper: the paper of the preset ``paper``: cirag, kirag, dualrag, c2rag, hipporag or grade.
     """
     needs = find_method(config.method).config().needs
     if name == "small":
@@ -147,11 +202,13 @@ def preset(config: Any, name: str, others: Sequence[str] = ()) -> Any:
             config[role_name].overflow = "truncate"
             config[role_name].dtype = "bfloat16"  # float32 on CPUs without bfloat16 instructions.
     elif name == "paper":
-        config.model = "Qwen/Qwen2.5-7B-Instruct"
         if "extractor" in config:
             config.extractor.no_repeat_ngram_size = 0  # Needed only by small models.
-        if needs.index:
-            config.encoder.model = "BAAI/bge-small-en-v1.5"
+        config.data.split = "dev"
+        for field, value in _PAPERS[paper].items():
+            block, _, last = field.rpartition(".")
+            if not block or block in config:
+                (config[block] if block else config)[last] = value
     elif name:
         raise common.unknown_preset(name, ("small", "medium", "paper", *others))
     return config
@@ -163,15 +220,13 @@ RUN_BY = ("dualrag", "cirag")
 def as_run_by(config: Any, paper: str) -> Any:
     """Returns the config of a baseline in the tables of DualRAG (``dualrag``) or CIRAG (``cirag``).
 
-    Sets models, questions, corpus, scorer and the number of passages. DualRAG reranks passages.
+    Also sets the number of passages. DualRAG reranks passages.
     """
-    config = preset(config, "paper")
+    config = preset(config, "paper", paper=paper)
     settings = config[block_name(config.method)]
     settings.num_passages = 10
-    paper_questions(config, 1000, random=True)
     if paper == "dualrag":
         ranker = config.rankers.passages
         ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
-        config.data.corpus, config.profile = "ircot_full", "dualrag"
         settings.rerank_from = 50
     return config

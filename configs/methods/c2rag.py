@@ -71,17 +71,9 @@ def get_config(preset: str = "") -> Any:
         config.rankers.triples.kind = config.rankers.passages.kind = "cross_encoder"
         config.rankers.triples.model = config.rankers.passages.model = "BAAI/bge-reranker-v2-m3"
         config.rankers.relations.model = "sentence-transformers/all-MiniLM-L6-v2"
-        # HippoRAG's fixed 1,000 questions: name its file with config.data.ids, or place it as the
-        # dev file for `prepare`. Without it, these are the first 1,000 dev questions.
-        blocks.paper_questions(config, 1000, random=False)
         config.planner.max_tokens = config.reader.max_tokens = 1024  # The code has no limit.
-        config.data.corpus = "per_question"  # U(q) is the question's own context.
-        config.recall_at = (2, 5)
         config.rankers.triples.triple_text = "plain"  # Lin of Eq. 6, the form of constraints.
     if preset in _RELEASED:
         config.c2rag.update(_CODE | _RELEASED[preset])
         preset = "paper"
-    config = blocks.preset(config, preset)
-    if preset == "paper":
-        config.encoder.model = "sentence-transformers/all-MiniLM-L6-v2"
-    return config
+    return blocks.preset(config, preset, paper="c2rag")

@@ -73,7 +73,6 @@ def get_config(preset: str = "") -> Any:
         config.cirag.grounded_answers = True  # The model seldom refuses by itself.
         config.integrator.max_tokens = 64
     if preset == "paper":
-        blocks.paper_questions(config, 1000, random=True)  # section 4.1
         # The paper states no limits; these cut nothing in practice.
         config.integrator.max_tokens = config.reader.max_tokens = 1024
     return blocks.preset(config, preset)

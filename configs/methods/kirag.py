@@ -41,20 +41,12 @@ def get_config(preset: str = "") -> Any:
         config.kirag.prefilled_opening = config.kirag.append_best = True
         return blocks.preset(config, preset)
     if preset in ("paper", "code"):
-        config.model = "meta-llama/Meta-Llama-3-8B-Instruct"
-        config.encoder.model = "intfloat/e5-large-v2"
-        config.encoder.query_max_length = config.encoder.passage_max_length = 512
         config.rankers.aligner.kind = (
             "aligner"  # Trained with configs/aligner.py, named by the user.
         )
         config.rankers.aligner.query_max_length = 256
         config.rankers.aligner.passage_max_length = 128
-        config.data.corpus = "ircot_full"
-        config.data.contexts_as_corpus = False  # HotpotQA: the abstracts of Wikipedia.
-        blocks.paper_questions(config, 0, random=False)  # the complete dev sets
         config.extractor.dialect = "kirag"
-        config.extractor.no_repeat_ngram_size = 0  # Needed only by small models.
-        config.profile = "kirag"
     if preset == "code":
         config.kirag.retriever_query = "last"
         config.kirag.accumulate = True
@@ -63,4 +55,5 @@ def get_config(preset: str = "") -> Any:
         config.kirag.as_written = True
         config.kirag.stop = "empty"
         config.kirag.boost = 0.5
-    return config if preset in ("paper", "code") else blocks.preset(config, preset)
+        preset = "paper"
+    return blocks.preset(config, preset, paper="kirag")

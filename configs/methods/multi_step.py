@@ -24,7 +24,4 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.multi_step.num_read, config.multi_step.num_in_query = 5, 1
         return blocks.shipped(blocks.preset(config, preset))
-    config = blocks.preset(config, preset)
-    if preset == "paper":
-        config.encoder.model = "BAAI/bge-large-en-v1.5"
-    return config
+    return blocks.preset(config, preset, paper="grade")

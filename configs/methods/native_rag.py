@@ -4,7 +4,10 @@ python launch/answer.py --config=configs/methods/native_rag.py --config.data.dir
 
 Presets: ``small`` reads five passages with this repository's models (cirag_jax/shipped), on a
 laptop's CPU. Without a preset, it uses this package's untrained small models. ``medium`` and
-``paper`` are as in configs/methods/cirag.py; ``paper`` has not been run.
+``paper`` are as in configs/methods/cirag.py. ``dualrag``, ``kirag``, ``c2rag`` and ``grade`` are
+the rows of these papers' tables: ``dualrag`` keeps up to 10 of 50 passages by reranking, ``kirag``
+reads three passages, and ``c2rag`` five (ours; C2RAG's tables have BM25). These five
+presets have not been run.
 
 Record (reads five passages instead of ten; questions and machine of the ``llm`` record of
 configs/methods/cirag.py; commit b1361ce): EM 0.0, F1 4.8, Acc 10.0, passage Recall@3 54.9, Recall@5
@@ -19,9 +22,17 @@ Record of a server (``medium``, Qwen2.5-Coder-1.5B-Instruct Q4_K_M in llama-cpp-
 29.9, passage Recall@5 70.0; no failures; 192 s.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from configs.methods import blocks
+
+# Rows of other papers' tables.
+_ROWS: Mapping[str, Mapping[str, int]] = {
+    "kirag": {"num_read": 3},
+    "c2rag": {"num_passages": 5, "num_read": 5},
+    "grade": {},
+}
 
 
 def get_config(preset: str = "") -> Any:
@@ -31,4 +42,9 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.native_rag.num_read = 5
         return blocks.shipped(config)
-    return blocks.preset(config, preset)
+    if preset == "dualrag":
+        return blocks.as_run_by(config, preset)
+    if preset in _ROWS:
+        config.native_rag.update(_ROWS[preset])
+        return blocks.preset(config, "paper", paper=preset)
+    return blocks.preset(config, preset, ("dualrag", *_ROWS))

@@ -3,7 +3,8 @@
 python launch/answer.py --config=configs/methods/oracle.py --config.data.dir=DATA --workdir=W
 
 Presets: ``small`` reads gold sentences with the shipped reader; ``medium`` and ``paper`` read gold
-passages, with models as in configs/methods/cirag.py.
+passages, with models as in configs/methods/cirag.py; ``paper`` has the questions of DualRAG's
+tables.
 
 configs/compare.py has the record of ``small``.
 """
@@ -18,4 +19,4 @@ def get_config(preset: str = "") -> Any:
     if preset == "small":
         config.oracle.units = "sentence"
         return blocks.shipped(config)
-    return blocks.preset(config, preset)
+    return blocks.preset(config, preset, paper="dualrag")

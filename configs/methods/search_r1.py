@@ -11,8 +11,8 @@ disarmed, and the limit of a block is 2,000 characters instead of 500 tokens.
 
 Presets: ``small`` runs SmolLM2-135M on a laptop's CPU, and ``medium`` a model of 1.5B parameters.
 Neither was trained on the tags, so their last turn begins with ``<answer>`` (ours); parse_errors
-counts turns without an action. ``paper`` has the published 7B checkpoint and e5-base-v2, for a GPU;
-not yet run.
+counts turns without an action. ``paper`` has the published 7B checkpoint and e5-base-v2, and
+CIRAG's questions (ours), for a GPU; not yet run.
 """
 
 from typing import Any

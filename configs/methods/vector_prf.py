@@ -23,14 +23,11 @@ from configs.methods import blocks
 def get_config(preset: str = "") -> Any:
     config = blocks.method("vector_prf")
     encoder, retriever = config.encoder.model, config.retriever.units
-    config = blocks.preset(config, preset)
+    config = blocks.preset(config, preset, paper="kirag")
     if preset == "small":
         config.vector_prf.num_read = 5
         config = blocks.shipped(config)
         config.encoder.model, config.retriever.units = encoder, retriever
     elif preset == "paper":
-        config.model = "meta-llama/Meta-Llama-3-8B-Instruct"
-        config.encoder.model = "intfloat/e5-large-v2"
         config.vector_prf.num_read = 3
-        config.data.corpus = "ircot_full"
     return config

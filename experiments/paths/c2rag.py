@@ -106,11 +106,7 @@ def paper() -> Setup:
             f"--config.triples={{extract{own}}} {roles}"
         )
         native_rag = (
-            f"launch/answer.py --config=configs/methods/native_rag.py:paper {questions} "
-            "--config.data.split=dev --config.data.limit=1000 --config.data.corpus=per_question "
-            "--config.recall_at=(2,5) "
-            "--config.encoder.model=sentence-transformers/all-MiniLM-L6-v2 "
-            f"--config.native_rag.num_passages=5 --config.native_rag.num_read=5 "
+            f"launch/answer.py --config=configs/methods/native_rag.py:c2rag {questions} "
             f"{gpt.format(role='reader')}"
         )
         stages |= _stages(answer, native_rag, own, GPU)

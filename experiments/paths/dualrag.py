@@ -109,13 +109,7 @@ def paper() -> Setup:
             f"--config.data.dir={{prepare{own}}} --config.retriever.folder={{index{own}}}/index"
         )
         answer = f"launch/answer.py --config=configs/methods/dualrag.py:paper {common}"
-        native_rag = (
-            f"launch/answer.py --config=configs/methods/native_rag.py:paper {common} "
-            "--config.data.split=dev --config.data.limit=1000 --config.data.random=true "
-            "--config.data.corpus=ircot_full --config.profile=dualrag "
-            "--config.native_rag.rerank_from=50 --config.rankers.passages.kind=cross_encoder "
-            "--config.rankers.passages.model=BAAI/bge-reranker-v2-m3"
-        )
+        native_rag = f"launch/answer.py --config=configs/methods/native_rag.py:dualrag {common}"
         judge = "--config.judge.model=Qwen/Qwen2.5-72B-Instruct --config.judge.backend=openai "
         judge += "--config.judge.base_url={server}"
         stages |= _stages(answer, native_rag, judge, own, GPU)

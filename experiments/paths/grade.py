@@ -18,7 +18,8 @@ def _stages(
     stages = {"questions": Stage(f"{generate} {encoder}", slurm=slurm)}
     for stage in _ROWS.values():
         method = stage.removeprefix("answer_")
-        config = f"launch/answer.py --config=configs/methods/{method}.py{preset}"
+        row = ":grade" if (method, preset) == ("native_rag", ":paper") else preset
+        config = f"launch/answer.py --config=configs/methods/{method}.py{row}"
         more = f" {decomposer}" if method == "decomposition" else ""
         stages[stage] = Stage(f"{config} {common}{more}", slurm=slurm)
     stages["judge"] = Stage(

@@ -76,8 +76,8 @@ def smoke() -> Setup:
             "answer_untrained": Stage(f"{answer} {_ALIGNER}={_MINILM}"),
             "answer_no_aligner": Stage(f"{answer} --config.kirag.use_aligner=false"),
             "answer_native_rag": Stage(
-                "launch/answer.py --config=configs/methods/native_rag.py:paper "
-                "--config.data.dir={corpus} --config.data.split=dev --config.profile=kirag "
+                "launch/answer.py --config=configs/methods/native_rag.py:kirag "
+                "--config.data.dir={corpus} "
                 f"--config.retriever.folder={{index}}/index {encoder} {lengths} "
                 f"--config.native_rag.num_passages=2 "
                 f"--config.native_rag.num_read=2 {served('reader')}"
@@ -214,10 +214,8 @@ def paper() -> Setup:
                 f"{kirag} --config.kirag.use_aligner=false", slurm=GPU
             ),
             f"answer_native_rag{own}": Stage(
-                f"launch/answer.py --config=configs/methods/native_rag.py:paper {searched} "
-                f"--config.data.corpus=ircot_full {encoder} {lengths} "
-                f"--config.retriever.folder={{index{own}}}/index --config.profile=kirag "
-                "--config.model=meta-llama/Meta-Llama-3-8B-Instruct --config.native_rag.num_read=3",
+                f"launch/answer.py --config=configs/methods/native_rag.py:kirag {searched} "
+                f"--config.retriever.folder={{index{own}}}/index",
                 slurm=GPU,
             ),
             f"table{own}": comparison(_ROWS, own),

@@ -8,6 +8,7 @@ import pytest
 
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
+from cirag_jax.methods.registry import method_names
 
 
 def load(name, *flags):
@@ -42,21 +43,51 @@ def test_paper_teacher_and_student_of_cirag_see_the_same_inputs():
 
 
 @pytest.mark.parametrize(
-    ("name", "questions"),
+    ("questions", "names"),
     [
-        ("cirag:paper", ("dev", 1000, True)),
-        ("cirag:code", ("dev", 1000, True)),
-        ("dualrag:paper", ("dev", 1000, True)),
-        ("kirag:paper", ("dev", 0, False)),
-        ("kirag:code", ("dev", 0, False)),
-        ("c2rag:paper", ("dev", 1000, False)),
-        ("c2rag:code", ("dev", 1000, False)),
+        (
+            ("dev", 1000, True, "selected_questions", "musique"),
+            "cirag:paper cirag:code native_rag:paper ircot:paper ircot:cirag iter_retgen:cirag "
+            "flare:paper flare:cirag metarag:paper metarag:cirag search_r1:paper",
+        ),
+        (
+            ("dev", 1000, True, "ircot_full", "dualrag"),
+            "dualrag:paper direct:paper oracle:paper genground:paper native_rag:dualrag "
+            "ircot:dualrag iter_retgen:dualrag flare:dualrag metarag:dualrag",
+        ),
+        (
+            ("dev", 0, False, "ircot_full", "kirag"),
+            "kirag:paper kirag:code native_rag:kirag vector_prf:paper beam_retrieval:paper "
+            "dragin:paper trace:paper",
+        ),
+        (
+            ("dev", 1000, False, "per_question", "musique"),
+            "c2rag:paper c2rag:code c2rag:code_defaults native_rag:c2rag iter_retgen:paper",
+        ),
+        (("dev", 1000, False, "selected_questions", "hipporag"), "hipporag2:paper"),
+        (
+            ("test", 0, False, "ircot_full", "musique"),
+            "native_rag:grade multi_step:paper decomposition:paper",
+        ),
     ],
 )
-def test_paper_presets_select_the_questions_of_their_paper(name, questions):
-    method, _, preset = name.partition(":")
-    data = load(f"methods/{method}.py:{preset}").data
-    assert (data.split, data.limit, data.random) == questions
+def test_presets_of_a_paper_have_its_questions_corpus_and_scorer(questions, names):
+    for name in names.split():
+        method, _, preset = name.partition(":")
+        config = load(f"methods/{method}.py:{preset}")
+        data = config.data
+        assert (data.split, data.limit, data.random, data.corpus, config.profile) == questions, name
+        assert data.seed == 0, name
+        searches_wikipedia = data.corpus == "ircot_full" and data.split == "dev"
+        assert data.contexts_as_corpus is not searches_wikipedia, name
+        fixed_1000 = data.limit == 1000 and not data.random  # HippoRAG's questions
+        assert config.recall_at == ((2, 5) if fixed_1000 else (3, 5)), name
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_preset_paper_of_every_method_selects_a_split(name):
+    assert load(f"methods/{name}.py:paper").data.split
+    assert load(f"methods/{name}.py").data.split is None
 
 
 def test_paper_presets_extract_online_with_the_model_of_the_method():
