@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--scale", default="smoke", help=f"{' | '.join(SCALES)} (default: smoke)")
     made.add_argument("--data", type=pathlib.Path, help="folder of the benchmarks' files")
     made.add_argument("--workdir", type=pathlib.Path, help="folder for all stages")
-    made.add_argument("--until", help="name of the last stage to run")
+    made.add_argument("--until", help="last stage; leaves out experiments without it")
     made.add_argument("--set", action="append", default=[], help="NAME=VALUE of a variable")
     made.add_argument("--dry_run", action="store_true", help="only print the commands")
     made.add_argument("--collect", action="store_true", help="only print what is finished")

@@ -13,6 +13,7 @@ from typing import Any
 
 from cirag_jax import cli, config_files, identity
 from cirag_jax.errors import UserError
+from cirag_jax.io import say
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.registry import find_method
 from experiments.paths.declare import DATA, OUT, SCALES, Experiment, Setup, Stage
@@ -93,7 +94,8 @@ def plan(
       workdir: the folder of all stages.
       data: the folder of the benchmarks' files.
       settings: values of variables.
-      until: the last stage to run, in the declared order; None is all stages.
+      until: the last stage to run, in the declared order; None is all stages. Experiments without
+        this stage are left out.
       dry_run: whether variables and files may be missing.
     """
     if scale not in SCALES:
@@ -105,6 +107,10 @@ def plan(
             raise UserError(f"{experiment.name} has no --scale={scale}; choose one of {scales}.")
         setups[experiment.name] = experiment.scales[scale]()
     _check_names(setups, settings, until)
+    if until is not None:
+        for name in [name for name, setup in setups.items() if until not in setup.stages]:
+            say(f"{name} has no stage {until}, so that --until leaves it out")
+            del setups[name]
     servers = {setup.server for setup in setups.values() if setup.server}
     if len(servers) > 1:
         names = " and ".join(sorted(servers))

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -279,9 +280,10 @@ def show(plan: Plan, *, with_costs: bool, as_jobs: bool) -> None:
 def _cost(stage: PlannedStage) -> str:
     """Returns the estimate of launch/plan.py for a stage, as one line."""
     flags = [word for word in stage.words[1:] if word.startswith("--config")]
-    folder = stage.folder.with_name(stage.folder.name + ".plan")
-    words = ["launch/plan.py", *flags, *shlex.split(stage.stage.plan or ""), f"--workdir={folder}"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    words = ["launch/plan.py", *flags, *shlex.split(stage.stage.plan or "")]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *words, f"--workdir={folder}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         return f"no estimate: {one_line(done.stderr.strip().splitlines()[-1])}"
     result = json.loads(done.stdout)

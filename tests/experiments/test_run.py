@@ -132,6 +132,15 @@ def test_run_until_ends_with_this_stage(declared, tmp_path, capsys):
     assert execute(capsys, tmp_path)[1]["a"]["stages"].keys() == A.keys()
 
 
+def test_run_until_leaves_out_experiments_without_this_stage(declared, tmp_path, capsys):
+    declared(a=A, b={"first": "--add=7", "table": "--input={first}"})
+    _, result, err = execute(capsys, tmp_path, "--until=second")
+    assert result.keys() == {"a"} and sums(result, "a") == {"first": 1, "second": 3}
+    assert "b has no stage second, so that --until leaves it out" in err
+    code, _, err = execute(capsys, tmp_path, "--until=second", "--only=b")
+    assert code == 2 and "unknown --until=second; the stages are first, table" in err
+
+
 def test_run_changed_data_file_reruns_its_stage(declared, tmp_path, capsys):
     data = tmp_path / "data"
     (data / "b").mkdir(parents=True)
@@ -185,6 +194,23 @@ def test_run_dry_run_prints_commands_and_starts_nothing(declared, tmp_path, caps
     _, _, err = execute(capsys, tmp_path / "w", "--dry_run", "--slurm")
     assert err.count("sbatch --parsable") == 3 and "--dependency=afterok:made_up_stage-" in err
     assert not (tmp_path / "w").exists()
+
+
+def test_show_leaves_no_estimates_in_the_workdir(monkeypatch, tmp_path, capsys):
+    folders = []
+
+    def plans(words, **_):
+        folders.append(pathlib.Path(words[-1].removeprefix("--workdir=")))
+        (folders[-1] / "deep").mkdir(parents=True)
+        return subprocess.CompletedProcess(words, 0, '{"gpus": {}, "peak_bytes": 0, "devices": 1}')
+
+    monkeypatch.setattr(subprocess, "run", plans)
+    stage = Stage(f"{MADE_UP} --add=1", plan="")
+    experiment = Experiment("a", "title", {"paper": lambda: Setup({"first": stage})})
+    plan = planning.plan([experiment], "paper", tmp_path / "w", None, {}, dry_run=True)
+    running.show(plan, with_costs=True, as_jobs=False)
+    assert "launch/plan.py expects 0.0 GiB on each of 1 devices" in capsys.readouterr().err
+    assert len(folders) == 1 and not folders[0].exists() and not (tmp_path / "w").exists()
 
 
 @pytest.mark.parametrize(
