@@ -13,9 +13,11 @@ from cirag_jax.retrieval.faiss_index import COMPRESSED, IndexOptions
 from cirag_jax.types import Config
 
 GIB = 2**30
-# Python, JAX with its compiled functions, and faiss, without the encoder. This and the copies of
-# scores are from measurements on a CPU (experiments/benchmarks/large_index.py).
+# Python, JAX with its compiled functions, and faiss, without the encoder; an exact search uses
+# neither faiss nor a shard of vectors. These and the copies of scores are from measurements on a
+# CPU (experiments/benchmarks/large_index.py).
 _PROCESS = 550 << 20
+_EXACT_SEARCH = 420 << 20
 _COPIES_OF_SCORES = 6
 _BYTES_PER_PASSAGE = 20  # The places and ids of passages that stay on disk.
 _ID_BYTES = 12  # A line of ids.jsonl.
@@ -109,12 +111,13 @@ def _disk(way: str, rows: int, dim: int, options: IndexOptions) -> int:
 
 def _memory(way: str, rows: int, dim: int, options: IndexOptions, is_large: bool) -> int:
     corpus = _BYTES_PER_PASSAGE * rows if is_large else 0
-    base = _PROCESS + corpus + _faiss_bytes(way, rows, dim, options)
     if way == "exact":
-        return base + rows * dim * _width(options) + _scores(min(rows, search.BLOCK_ROWS))
+        vectors = rows * dim * _width(options)
+        return _EXACT_SEARCH + corpus + vectors + _scores(min(rows, search.BLOCK_ROWS))
     if way == "stream":
-        block = min(rows, search.STREAMED_ROWS)
-        return base + 2 * block * dim * _width(options) + _scores(block)
+        block = min(rows, search.streamed_rows())
+        return _EXACT_SEARCH + corpus + 2 * block * dim * _width(options) + _scores(block)
+    base = _PROCESS + corpus + _faiss_bytes(way, rows, dim, options)
     if way == COMPRESSED:
         candidates = faiss_index.RERANKED * _RESULTS * options.pq_rerank
         return base + candidates * dim * (4 + _width(options))

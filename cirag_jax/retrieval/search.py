@@ -69,11 +69,7 @@ class ExactIndex:
         if mesh is not None and mesh.size > 1:
             self._mesh = Mesh(mesh.devices.reshape(-1), (_AXIS,))
             ways = mesh.size
-        block_rows = BLOCK_ROWS
-        if stream:
-            # A CPU multiplies no more rows at a time, so larger blocks would only take memory.
-            is_cpu = jax.default_backend() == "cpu"
-            block_rows = min(STREAMED_ROWS, _CPU_STEP_ROWS) if is_cpu else STREAMED_ROWS
+        block_rows = streamed_rows() if stream else BLOCK_ROWS
         self._rows, self._step, num_blocks = _layout(self._num_rows, ways, block_rows)
         self._firsts = [index * self._rows for index in range(num_blocks)]
         self._dtype = jnp.dtype(dtype)
@@ -263,6 +259,13 @@ class ExactIndex:
             may = np.asarray(may) - self._firsts[index]
             mask_QN[row, may[(may >= 0) & (may < self._rows)]] = True
         return mask_QN
+
+
+def streamed_rows() -> int:
+    """Returns the maximum number of rows per device of a block that is read from disk."""
+    # A CPU multiplies no more rows at a time, so larger blocks would only take memory.
+    is_cpu = jax.default_backend() == "cpu"
+    return min(STREAMED_ROWS, _CPU_STEP_ROWS) if is_cpu else STREAMED_ROWS
 
 
 def empty_results(num_queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:

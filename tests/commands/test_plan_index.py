@@ -9,7 +9,9 @@ import pytest
 from cirag_jax.commands import plan
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
+from cirag_jax.retrieval import search
 from cirag_jax.retrieval.faiss_index import FAISS_KINDS, FaissIndex, IndexOptions
+from cirag_jax.retrieval.search import ExactIndex
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,6 +34,21 @@ def test_plan_index_states_disk_and_memory(capsys):
         assert max(kinds[bounded].values()) == kinds[bounded]["disk_bytes"] < 1.1 * vectors
         assert kinds[bounded]["memory_bytes"] < vectors / 4
     assert "index of 21,015,324 passages, 384 dimensions, bfloat16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "peak"),
+    [("exact", (), 760), ("exact, stream", ("retriever.dtype=bfloat16",), 375)],
+)
+def test_plan_index_exact_search_is_at_most_a_quarter_above_the_measured_peak(kind, flags, peak):
+    """MiB of experiments/benchmarks/large_index.py --rows=100000, see experiments/RESULTS.md."""
+    estimate = planned("examples=100000", *flags)["kinds"][kind]["memory_bytes"] / 2**20
+    assert peak < estimate < 1.25 * peak
+
+
+def test_plan_index_counts_the_blocks_of_the_search():
+    index = ExactIndex(np.zeros((4096, 4), np.float32), stream=True)
+    assert index._rows == search.streamed_rows() == 2048
 
 
 def test_plan_index_faiss_size_equals_the_file(tmp_path):
