@@ -115,6 +115,9 @@ def base() -> Any:
     config.normalization = placeholder(str)  # Normalization of texts: ascii | unicode
     config.prompt_format = placeholder(str)  # Prompt format: multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Start the prompt with the worked example.
+    # A .toml file whose prompt [integrator] replaces this package's (docs/prompts.md); the student
+    # must be used with the same one.
+    config.prompt_file = placeholder(str)
     return config
 
 

@@ -90,6 +90,11 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
         meta = workdir.check_role(spec, role)
         if meta:
             check_prompts(spec, meta)
+        if meta.get("own_prompts"):
+            raise UserError(
+                f"{spec} was trained with the prompts of a file, which this evaluation does not "
+                "use; evaluate its answers (launch/answer.py with config.prompt_file)."
+            )
         if is_training_workdir(spec):
             block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()

@@ -283,17 +283,20 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
 
 
 def warn_of_own_prompts(config: Config, task: task_lib.Task) -> None:
-    """Warns of adapters that were trained with prompts that ``config.prompt_file`` replaces."""
-    roles = {name.partition(".")[0] for name in task.own_prompts}
+    """Warns of adapters that were trained with other prompts than those of the run."""
     for role in task_lib.roles_of(config, task.needs):
         spec = config[role].adapter
-        if role not in roles or config[role].backend == "openai" or spec is None:
+        if config[role].backend == "openai" or spec is None:
             continue
-        if workdir.check_role(spec, role).get("component") == role:
-            say(
-                f"WARNING: {spec} was trained with this package's prompts, but "
-                f"{config.prompt_file} has others for the {role}"
-            )
+        meta = workdir.check_role(spec, role)
+        if meta.get("component") != role:
+            continue
+        own = {n: own for n, own in task.own_prompts.items() if n.partition(".")[0] == role}
+        trained = meta.get("own_prompts")
+        if trained != (own_prompts.digest(own) if own else None):
+            first = "the prompts of a file" if trained else "this package's prompts"
+            second = f"{config.prompt_file} has others" if own else "this run has the package's"
+            say(f"WARNING: {spec} was trained with {first}, but {second} for the {role}")
 
 
 def check_prompts(spec: object, meta: Mapping[str, Any]) -> None:

@@ -117,6 +117,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "length": layout.length,
         "prompt": data.prompt_settings,
         "prompt_digest": data.prompt_digest,
+        "own_prompts": data.own_prompts,
         "trained_on": sorted({*data.trained_on, *(earlier_ids or ())}),
         "num_candidates": data.num_candidates,
         "inputs": dict(data.inputs),
@@ -158,7 +159,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # Fields that may differ when training resumes: paths of the examples (whose contents are compared),
 # and the number of rows per device, which depends on the mesh.
-MAY_DIFFER = ("trajectories", "dev", "rows_per_device")
+MAY_DIFFER = ("trajectories", "dev", "prompt_file", "rows_per_device")
 
 
 def check_config(config: Config) -> None:

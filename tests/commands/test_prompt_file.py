@@ -15,6 +15,7 @@ from cirag_jax.commands.pool import Pool
 from cirag_jax.config_files import load_config
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError
+from cirag_jax.methods.common import own_prompts
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.types import Dataset
 from tests.commands import extracting, model_server
@@ -247,3 +248,23 @@ def test_adapter_trained_with_our_prompts_is_warned_of(
     opening.warn_of_own_prompts(config, planned_task(config, own))
     message = f"W was trained with this package's prompts, but {file} has others for the reader"
     assert (message in capsys.readouterr().err) == warns
+
+
+def test_adapter_trained_with_other_own_prompts_is_warned_of(file, capsys, monkeypatch):
+    config = load_config(
+        "configs/methods/direct.py",
+        [f"--config.prompt_file={file}", "--config.reader.adapter=W"],
+    )
+    own = task.read_prompts(config, task.method_settings(config))
+    meta = {"component": "reader", "own_prompts": own_prompts.digest(own)}
+    monkeypatch.setattr(workdir_lib, "check_role", lambda *_: meta)
+    opening.warn_of_own_prompts(config, planned_task(config, own))
+    assert "WARNING" not in capsys.readouterr().err
+    opening.warn_of_own_prompts(config, planned_task(config, {}))
+    assert (
+        "W was trained with the prompts of a file, but this run has the package's"
+        in capsys.readouterr().err
+    )
+    meta["own_prompts"] = "another"
+    opening.warn_of_own_prompts(config, planned_task(config, own))
+    assert f"the prompts of a file, but {file} has others for the reader" in capsys.readouterr().err

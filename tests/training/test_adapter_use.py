@@ -18,6 +18,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Generate, Message
 from cirag_jax.methods.cirag import prompts
 from cirag_jax.methods.common import extraction
+from cirag_jax.models.io import workdir
 from cirag_jax.models.io.peft_format import load_adapter, save_adapter
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.io.workdir import check_role, export_adapter, open_adapter
@@ -173,6 +174,16 @@ def test_models_of_workdir_lists_training_questions(trained):
     assert seen < {by_hand.trajectory(n).question_id for n in range(12)}
 
 
+def test_models_of_student_with_own_prompts_is_refused(trained, monkeypatch):
+    meta = check_role(str(trained[0]), "integrator")
+    assert meta["own_prompts"] is None
+    monkeypatch.setattr(workdir, "check_role", lambda *_: {**meta, "own_prompts": "digest"})
+    config = load_config(str(_ROOT / "configs/integrator_eval.py"), [])
+    config.checkpoint = str(trained[0])
+    with pytest.raises(UserError, match="was trained with the prompts of a file, which this eval"):
+        evaluation.models_of(config, "integrator")
+
+
 def test_export_command_writes_peft_folder(trained, tmp_path):
     command = runpy.run_path(str(_ROOT / "launch/export.py"))["main"]
     overrides = [f"--config.checkpoint={trained[0]}"]
@@ -227,7 +238,8 @@ def test_export_adapter_keeps_description_of_workdir(trained, folders, tmp_path)
     folder = str(tmp_path / "model")
     description = export_adapter(str(trained[0]), pathlib.Path(folder), dtype="bfloat16")
     exported = check_role(folder, "integrator")
-    for name in ("prompt", "prompt_digest", "trained_on", "num_candidates", "model"):
+    names = ("prompt", "prompt_digest", "own_prompts", "trained_on", "num_candidates", "model")
+    for name in names:
         assert exported[name] == description[name]
     with pytest.raises(UserError, match="component integrator; expected reader"):
         check_role(folder, "reader")

@@ -204,7 +204,8 @@ _ALIGNER_FIELDS = (
     "inputs",
 )
 _ADAPTER_FIELDS = (
-    *("component", "model", "step", "prompt", "prompt_digest", "num_candidates"),
+    *("component", "model", "step", "prompt", "prompt_digest", "own_prompts"),
+    "num_candidates",
     "inputs",
     *("length", "trained_on"),
 )

@@ -19,6 +19,9 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods import prompt_digests
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
+from cirag_jax.methods.common import own_prompts
+from cirag_jax.methods.common.own_prompts import OwnPrompts
+from cirag_jax.methods.registry import find_method
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import comparisons, lives
 from cirag_jax.training.data import reading_examples as readings_lib
@@ -45,6 +48,8 @@ class Data(NamedTuple):
       num_candidates: maximum number of candidates per step in the trajectories; 0 without
         trajectories.
       inputs: the values of `INPUTS` with which the trajectories were made, saved in the checkpoint.
+      own_prompts: digest of the integrator's prompt in ``config.prompt_file``, saved in the
+        checkpoint; None is this package's prompt.
     """
 
     train: list[Example]
@@ -53,6 +58,7 @@ class Data(NamedTuple):
     prompt_settings: dict[str, Any]
     num_candidates: int = 0
     inputs: Mapping[str, Sequence[Any]] = types.MappingProxyType({})
+    own_prompts: str | None = None
 
     @property
     def trained_on(self) -> tuple[str, ...]:
@@ -162,10 +168,12 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
             reasons.update(new_reasons)
         return examples, dict(reasons)
 
+    own = _own_prompts(config.prompt_file, prompt_settings)
     weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
-    train_examples, train_counts = render(train, weights)
-    query_examples, query_counts = render(queries, {**weights, **WEIGHTS})
-    dev_examples, dev_counts = render(dev, {})
+    with own_prompts.active(own):
+        train_examples, train_counts = render(train, weights)
+        query_examples, query_counts = render(queries, {**weights, **WEIGHTS})
+        dev_examples, dev_counts = render(dev, {})
     counts = {
         "num_trajectories": len(train),
         "num_query_writing": len(queries),
@@ -183,7 +191,21 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         prompt_settings,
         num_candidates,
         _inputs(_paths(config.trajectories)),
+        own_prompts.digest(own) if own else None,
     )
+
+
+def _own_prompts(path: str | None, prompt_settings: Mapping[str, Any]) -> OwnPrompts:
+    """Reads the integrator's prompt from a prompt file, whose other prompts are not used."""
+    if path is None:
+        return own_prompts.NONE
+    settings = CiragConfig(**prompt_settings)
+    own = own_prompts.read(path, lambda: find_method("cirag").render(settings), "cirag")
+    if "integrator" not in own:
+        raise UserError(
+            f"{path} has no [integrator], the only prompt with which the integrator is trained."
+        )
+    return {"integrator": own["integrator"]}
 
 
 def _inputs(paths: Sequence[str]) -> dict[str, list[Any]]:

@@ -152,7 +152,7 @@ def trajectory_examples(
             units=units,
         )
         decision = prompts.render_decision(steps[count - 1], normalization, prompt_format)
-        return [*messages, Message("assistant", decision)]
+        return [*messages, Message("assistant", prompts.prompt_of(prompt_format).write(decision))]
 
     def render(count: int, decisions: int) -> Example:
         """Renders ``turns(count)``; supervises the clear decisions among the last ``decisions``."""
@@ -216,20 +216,22 @@ def decision_parts(text: str) -> list[tuple[int, Part]]:
     Searches from the end, because a thought may contain headers. Facts and question are single
     lines (see `prompts.render_decision`).
     """
-    _, facts, question = (f"\n\n[[## {name} ##]]\n" for name in prompts.HEADERS)
+    write = prompts.PROMPT.write
+    _, facts, question = (write(f"\n\n[[## {name} ##]]\n") for name in prompts.HEADERS)
     at_question = text.rfind(question)
     at_facts = text.rfind(facts, 0, max(at_question, 0))
     if at_facts < 0:
         raise ValueError("the text is not a rendered decision")
-    ends = text[at_question + len(question) :].strip() == prompts.NO_QUESTION
+    ends = text[at_question + len(question) :].strip() == write(prompts.NO_QUESTION).strip()
     last = Part.STOP if ends else Part.QUESTION
     return [(0, Part.RATIONALE), (at_facts + 2, Part.FACTS), (at_question + 2, last)]
 
 
 def compact_parts(text: str) -> list[tuple[int, Part]]:
     """Splits a compact decision into its lines; see `Split`."""
-    start = text.index("\nNext:") + 1
-    last = Part.STOP if text[start:] == compact.LAST_LINE else Part.QUESTION
+    start = text.index(compact.PROMPT.write("\nNext:")) + 1
+    ends = text[start:] == compact.PROMPT.write(compact.LAST_LINE)
+    last = Part.STOP if ends else Part.QUESTION
     return [(0, Part.FACTS), (start, last)]
 
 

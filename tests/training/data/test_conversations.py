@@ -10,6 +10,9 @@ from cirag_jax.datasets import jsonl
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.methods.cirag.settings import CiragConfig
+from cirag_jax.methods.common import own_prompts
+from cirag_jax.methods.registry import find_method
 from cirag_jax.training.data import conversations
 from tests import tiny
 from tests.distill import by_hand
@@ -99,6 +102,29 @@ def test_load_data_rendering_follows_config_and_sidecar(folders, tmp_path):
         "prompt_format": "multi_turn",
         "few_shot": False,
     }
+
+
+def test_load_data_prompt_file_changes_examples_and_is_recorded(folders, tmp_path):
+    base, _ = folders
+    folder = write(tmp_path / "t", [by_hand.trajectory(number) for number in range(3)])
+    config = config_of((base, folder), dev_fraction=0.0)
+    ours = load(config, 4000)
+
+    def render():
+        return find_method("cirag").render(CiragConfig())
+
+    config.prompt_file = str(tmp_path / "own.toml")
+    text = own_prompts.export(render).replace("[[## thought ##]]", "### Idea")
+    (tmp_path / "own.toml").write_text(text)
+    data = load(config, 4000)
+    decoded = ChatTokenizer.load(config.model.spec).decode(data.train[0].tokens_T)
+    assert "### Idea" in decoded and "[[## thought" not in decoded
+    own = own_prompts.read(config.prompt_file, render, "cirag")
+    assert data.own_prompts == own_prompts.digest({"integrator": own["integrator"]})
+    assert ours.own_prompts is None and ours.identity != data.identity
+    (tmp_path / "own.toml").write_text(text[text.index("[reader.triple]") :])
+    with pytest.raises(UserError, match=r"own.toml has no \[integrator\]"):
+        load(config, 4000)
 
 
 def test_load_data_inputs_are_the_distinct_values_of_the_sidecars(folders, tmp_path):

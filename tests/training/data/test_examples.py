@@ -8,6 +8,7 @@ import pytest
 from cirag_jax.distill import trajectories
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag import prompts
+from cirag_jax.methods.common import own_prompts
 from cirag_jax.training.data.examples import (
     Part,
     UnstableTemplateError,
@@ -134,6 +135,32 @@ def test_trajectory_examples_prompts_match_inference(smollm2, prompt_format, few
         decision = prompts.render_decision(trajectory.steps[step], "ascii", prompt_format)
         assert smollm2.decode(actual.tokens_T[start : end - 1]) == decision
         assert int(actual.tokens_T[end - 1]) in smollm2.eos_ids
+
+
+@pytest.mark.parametrize("prompt_format", ["multi_turn", "paper", "compact"])
+def test_trajectory_examples_own_prompts_match_inference(smollm2, prompt_format):
+    prompt, trajectory = prompts.prompt_of(prompt_format), by_hand.trajectory()
+    names = {name: f"<{name}>:" for name in prompt.fields}
+    own = {"integrator": own_prompts.OwnPrompt("Mine.", (("u", "a"),), names)}
+    ours, _ = make(smollm2, trajectory, prompt_format)
+    with own_prompts.active(own):
+        rendered, _ = make(smollm2, trajectory, prompt_format)
+        starts = [(e, *span) for e in rendered for span in spans(e)]
+        for step, (actual, start, end) in zip(trajectory.steps, starts, strict=True):
+            before = trajectory.steps[: trajectory.steps.index(step)]
+            messages = prompts.integration_messages(
+                trajectory.question, before, step.candidates, prompt_format=prompt_format
+            )
+            assert messages[0].content == "Mine." and messages[2].content == "a"
+            np.testing.assert_array_equal(actual.tokens_T[:start], smollm2.encode_prompt(messages))
+            text = smollm2.decode(actual.tokens_T[start : end - 1])
+            assert text.startswith(("<thought>:", "<keep>:"))
+            decision = prompts.parse_decision(text, step.candidates, prompt_format=prompt_format)
+            assert not decision.parse_errors and decision.next_query == step.next_query
+            assert decision.kept == step.kept
+    for part in (RATIONALE, FACTS, QUESTION, Part.STOP):
+        found, expected = ([int((e.part_T == part).any()) for e in es] for es in (rendered, ours))
+        assert found == expected
 
 
 def test_trajectory_examples_headers_in_text_stay_text(smollm2):
