@@ -57,6 +57,8 @@ def get_config() -> Any:
     # with config.frozen also one_shot_frozen, links_one_shot_frozen, frozen and, if the passages
     # have triples, graph_frozen.
     config.systems = ()
+    # Rankings of other tools to compare: run files of TREC, as NAME=FILE (docs/coming_from.md).
+    config.runs = ()
     # Search at each step: units (the aligner over all units of the corpus; KiRAG's "w/o
     # Retriever") | aligner | frozen (both: that encoder over all passages).
     config.retriever = "units"

@@ -16,6 +16,7 @@ from cirag_jax.commands.task import Task
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
+from cirag_jax.datasets.formats import trec
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import cost, metrics
 from cirag_jax.evaluation.evidence import recall_per_step
@@ -135,9 +136,9 @@ def execute(
 ) -> dict[str, Any]:
     """Answers the questions of a planned run; resumes an interrupted run.
 
-    Writes ``predictions.jsonl`` and ``timings.jsonl`` in the order of the questions, and
-    ``journal.sqlite`` during the run. With several processes, each answers a share of the
-    questions, and the first process writes all results.
+    Writes ``predictions.jsonl``, ``timings.jsonl``, ``run.trec`` and ``qrels.trec`` in the order of
+    the questions, and ``journal.sqlite`` during the run. With several processes, each answers a
+    share of the questions, and the first process writes all results.
 
     Args:
       planned: the run.
@@ -173,6 +174,7 @@ def execute(
     rows = [_row(question, run.records.get(question.id)) for question in run_task.questions]
     write_lines(workdir / PREDICTIONS, map(_prediction_line, rows))
     write_lines(workdir / TIMINGS, map(_timing_line, rows))
+    _write_trec(rows, workdir)
     result = _result(planned, rows, workdir, run)
     result["sees_gold"] = run_task.needs.gold
     if result["truncated"]:
@@ -239,6 +241,20 @@ def _prediction_line(row: _Row) -> dict[str, Any]:
         },
         "error": error,
     }
+
+
+def _write_trec(rows: Sequence[_Row], workdir: pathlib.Path) -> None:
+    """Writes the rankings and the gold passages of the questions that have ended.
+
+    Without gold passages, or without rankings, a file is not written.
+    """
+    ended = [row for row in rows if row.record is not None and row.record.has_ended]
+    rankings = {q.id: p.passages for q, _, p in ended if p is not None and p.passages}
+    gold = [row.question for row in ended if row.question.supporting]
+    if rankings:
+        trec.write_run(workdir / trec.RUN, rankings, "cirag_jax")
+    if gold:
+        trec.write_qrels(workdir / trec.QRELS, gold)
 
 
 def _timing_line(row: _Row) -> dict[str, Any]:

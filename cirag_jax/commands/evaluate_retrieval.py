@@ -15,13 +15,14 @@ from cirag_jax.commands import evaluation
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load
 from cirag_jax.datasets.corpus import Corpus
+from cirag_jax.datasets.formats import trec
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import mean_of
 from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
-from cirag_jax.io import bar, write_lines
+from cirag_jax.io import bar, say, write_lines
 from cirag_jax.methods.baselines.hipporag2 import Hipporag2Config, search_graph
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.method import kirag
@@ -100,16 +101,17 @@ class _Problem:
 def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
     """Measures passage recall and next-unit ranking of ``config.systems``.
 
-    Writes ``rankings.jsonl`` (each system's ranking and chains for each question), ``table.md`` and
-    ``recall.png`` (also as SVG). ``show`` also prints the table. The result has differences with
-    confidence intervals and ``num_trained_on``, the number of questions that the checkpoint was
-    trained on, or None if the checkpoint does not record this.
+    Writes ``rankings.jsonl`` (each system's ranking and chains for each question), ``SYSTEM.trec``,
+    ``qrels.trec``, ``table.md`` and ``recall.png`` (also as SVG). ``show`` also prints the table.
+    The result has differences with confidence intervals and ``num_trained_on``, the number of
+    questions that the checkpoint was trained on, or None if the checkpoint does not record this.
     """
     _check_settings(config)
     start, ks = time.monotonic(), Scoring(recall_at=tuple(config.recall_at)).recall_at
     aligners = _Aligners(config, _systems(config))
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     problem = _problem_of(config, config.data.units or trained or "triple")
+    runs = _read_runs(config, problem)
     num_trained_on = evaluation.count_trained_on(
         training_ids(config.checkpoint) if config.checkpoint else frozenset(),
         [question.id for question in problem.questions],
@@ -117,11 +119,13 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     )
     systems = _supported_systems(config, aligners, problem)
     rankings = _Rankings(config, problem, aligners, max(ks))
-    ranked = {name: rankings.of(name) for name in systems}
+    ranked = {name: rankings.of(name) for name in systems} | runs
+    systems = (*systems, *runs)
 
     ids = [passage.id for passage in problem.corpus.passages]
     records = _ranking_records(problem, ids, ranked, rankings.runs, max(ks))
     write_lines(workdir / "rankings.jsonl", records)
+    _write_trec(problem, ids, ranked, max(ks), workdir)
 
     # ---- Scores ----------------------------------------------------------------------------------
     recalls = {
@@ -205,6 +209,35 @@ def _supported_systems(config: Config, aligners: "_Aligners", problem: _Problem)
     return tuple(name for name in systems if name != "linked")
 
 
+def _read_runs(config: Config, problem: _Problem) -> dict[str, list[list[int]]]:
+    """Returns the rows of each question's passages for the run files ``NAME=FILE``."""
+    row_of = {passage.id: row for row, passage in enumerate(problem.corpus.passages)}
+    ids = [question.id for question in problem.questions]
+    runs: dict[str, list[list[int]]] = {}
+    for entry in config.runs:
+        name, equals, file = str(entry).partition("=")
+        if not equals or not name.isidentifier() or name in (*SYSTEMS, *runs):
+            raise UserError(
+                f"config.runs={entry!r} must be NAME=FILE, with a name of letters and digits that "
+                "no other system has"
+            )
+        rankings = trec.read_run(pathlib.Path(file), ids, row_of)
+        missing = sum(name not in rankings for name in ids)
+        if missing == len(ids):
+            raise UserError(f"{file} ranks passages for none of the {len(ids):,} questions")
+        if missing:
+            say(f"WARNING: {file} lacks {missing:,} of {len(ids):,} questions; their recall is 0")
+        for question in ids:
+            for passage in rankings.get(question, ()):
+                if passage not in row_of:
+                    raise UserError(
+                        f"{file} ranks passage {passage!r} for question {question!r}, which the "
+                        "corpus does not have"
+                    )
+        runs[name] = [[row_of[passage] for passage in rankings.get(name, ())] for name in ids]
+    return runs
+
+
 def _settings(config: Config, problem: _Problem, aligners: "_Aligners") -> dict[str, Any]:
     return {
         "steps": config.steps,
@@ -216,6 +249,7 @@ def _settings(config: Config, problem: _Problem, aligners: "_Aligners") -> dict[
         "links": config.links.to_dict(),
         "graph": config.graph.to_dict(),
         "corpus": problem.corpus.policy,
+        "runs": [str(entry).partition("=")[0] for entry in config.runs],
         "checkpoint": config.checkpoint,
         "step": aligners.meta.get("step"),
         "frozen": aligners.frozen,
@@ -603,6 +637,23 @@ def _next_unit(
         )
         for name, encoder in embeds.items()
     }
+
+
+def _write_trec(
+    problem: _Problem,
+    ids: Sequence[str],
+    ranked: Mapping[str, Sequence[Sequence[int]]],
+    depth: int,
+    workdir: pathlib.Path,
+) -> None:
+    """Writes the ranking of each system, SYSTEM.trec, and the gold passages."""
+    for system, rows_Q in ranked.items():
+        rankings = {
+            question.id: [ids[row] for row in rows[:depth]]
+            for question, rows in zip(problem.questions, rows_Q, strict=True)
+        }
+        trec.write_run(workdir / f"{system}.trec", rankings, system)
+    trec.write_qrels(workdir / trec.QRELS, problem.questions)
 
 
 def _ranking_records(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from cirag_jax.datasets import demo
+from cirag_jax.datasets import demo, formats
 from cirag_jax.datasets.jsonl import CORPUS
 from cirag_jax.datasets.passage_file import PassageFile, PassagesById
 from cirag_jax.errors import UserError
@@ -14,12 +14,18 @@ from cirag_jax.types import Passage
 class CorpusScan(Closing):
     """Passages in file order, which are read from disk when they are used.
 
-    Reads only ``corpus.jsonl`` from ``folder``, or the built-in dataset if ``folder`` is None.
+    Reads only ``corpus.jsonl`` from ``folder``, or the built-in dataset if ``folder`` is None. The
+    passages of other projects' formats are kept in memory.
     """
 
     def __init__(self, folder: str | None):
         if folder is None:
             self._by_id = demo.build().corpus
+            return
+        if not formats.is_own(Path(folder)):
+            self._by_id = {
+                passage.id: passage for passage in formats.iterate_passages(Path(folder))
+            }
             return
         path = Path(folder).expanduser() / CORPUS
         if not path.is_file():

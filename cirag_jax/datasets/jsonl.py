@@ -4,7 +4,9 @@
 a result, such as an unknown passage id, raises an error that names the file, line and field.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,21 +93,44 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
     written folder. A dataset without passages has no ``corpus.jsonl``.
     """
     folder = Path(folder)
-    if not dataset.corpus and (folder / CORPUS).exists():
+    write_passages(folder, dataset.corpus.values())
+    write_annotations(folder, dataset)
+
+
+def write_passages(folder: Path, passages: Iterable[Passage]) -> None:
+    """Writes ``corpus.jsonl`` if there are passages, after removing an older dataset.
+
+    The passages are written as they are read. `write_annotations` completes the folder.
+    """
+    passages = iter(passages)
+    first = next(passages, None)
+    if first is None and (folder / CORPUS).exists():
         raise UserError(
-            f"{folder / CORPUS} exists, but {dataset.name} has no passages; move it away or write "
-            "to another folder."
+            f"{folder / CORPUS} exists, but this dataset has no passages; move it away or write to "
+            "another folder."
         )
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in (QUESTIONS, OPENIE):
             (folder / name).unlink(missing_ok=True)
-        if dataset.corpus:
-            write_lines(folder / CORPUS, map(dataclasses.asdict, dataset.corpus.values()))
+        if first is not None:
+            rows = map(dataclasses.asdict, itertools.chain((first,), passages))
+            write_lines(folder / CORPUS, rows)
+
+
+def write_annotations(folder: Path, dataset: Dataset) -> None:
+    """Writes the triples and the questions of a dataset."""
+    with _writing(folder):
         if dataset.triples:
             rows = (openie_record(key, value) for key, value in dataset.triples.items())
             write_lines(folder / OPENIE, rows)
         write_lines(folder / QUESTIONS, map(question_record, dataset.questions))
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from cirag_jax.datasets import demo, jsonl, triple_files
+from cirag_jax.datasets import demo, formats, jsonl, triple_files
 from cirag_jax.datasets.corpus import WHOLE, Corpus, build_corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.types import Config, Dataset, Question
@@ -20,10 +20,11 @@ ONLINE = "online"  # The value of `config.data.triples` that lets methods extrac
 def load_dataset(
     data: Config, *, corpus: bool = True, questions: bool = True, on_request: bool = False
 ) -> Dataset:
-    """Loads the dataset folder ``data.dir``, or the built-in dataset if it is null.
+    """Loads the dataset ``data.dir``, or the built-in dataset if it is null.
 
-    Its triples come from ``data.triples``, see `with_triples`, or if that is null from the folder.
-    With ``on_request`` and without ``corpus``, no triples are read, because no passage is searched.
+    It is our own dataset folder, or has one of `formats.FORMATS`. Its triples come from
+    ``data.triples``, see `with_triples`, or if that is null from the dataset. With ``on_request``
+    and without ``corpus``, no triples are read, because no passage is searched.
     """
     reads_triples = corpus or not on_request
     if not data.dir:
@@ -31,7 +32,8 @@ def load_dataset(
         return with_triples(dataset, data, on_request=on_request) if reads_triples else dataset
     own_triples = reads_triples and getattr(data, "triples", None) in (None, ONLINE)
     folder = pathlib.Path(data.dir)
-    dataset = jsonl.read_dataset(folder, corpus=corpus, questions=questions, triples=own_triples)
+    read = jsonl.read_dataset if formats.is_own(folder) else formats.read
+    dataset = read(folder, corpus=corpus, questions=questions, triples=own_triples)
     return with_triples(dataset, data, on_request=on_request) if reads_triples else dataset
 
 

@@ -1,6 +1,9 @@
 """Converts a benchmark's official files to a dataset folder, which every command reads.
 
     python -m cirag_jax.datasets.prepare --benchmark=two_wiki --manual_dir=files --out=data/2wiki
+    python -m cirag_jax.datasets.prepare --source=FlashRAG/2wiki --out=data/2wiki
+
+The second form converts files of other projects (docs/coming_from.md).
 
 Prints progress on stderr and one JSON object on stdout; exits with 2 on bad input.
 """
@@ -10,9 +13,10 @@ import dataclasses
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from cirag_jax.datasets import formats, jsonl
 from cirag_jax.datasets.benchmarks import (
     BENCHMARKS,
     prepare_builder,
@@ -20,10 +24,15 @@ from cirag_jax.datasets.benchmarks import (
     whole_corpus,
 )
 from cirag_jax.datasets.corpus import POLICIES, WHOLE, build_corpus
+from cirag_jax.datasets.formats import base, trec
 from cirag_jax.datasets.jsonl import write_dataset
 from cirag_jax.errors import UserError
 from cirag_jax.io import check_arguments, one_line, say, standard_streams
 from cirag_jax.types import Dataset, Passage, Question
+
+# Flags of one kind of input only.
+_BUILT = ("benchmark", "config", "manual_dir", "data_dir")
+_CONVERTED = ("source", "format", "passages")
 
 
 def prepare(
@@ -73,6 +82,56 @@ def prepare(
     return dataset
 
 
+def convert(
+    source: Path,
+    out: Path,
+    *,
+    format: str | None = None,
+    passages: Path | None = None,
+    corpus: str = WHOLE,
+    split: str | None = None,
+    limit: int = 0,
+    seed: int = 0,
+) -> Dataset:
+    """Converts a dataset of another project to a dataset folder; see `prepare`.
+
+    Passages are written as they are read, so the corpus may be larger than memory, unless a policy
+    selects passages. Rankings of a result folder are written to ``run.trec``.
+
+    Args:
+      source: a folder, a zip archive or a file.
+      out: the folder to write.
+      format: one of `formats.READABLE`; None recognizes the format.
+      passages: a file or folder of the passages, if ``source`` does not contain them.
+      corpus: corpus policy.
+      split: the only split whose questions to keep; None keeps all.
+      limit: number of random questions per split; 0 keeps all.
+      seed: seed of the random questions and of the policy.
+    """
+    reader = formats.open_reader(source, format)
+    name = reader.source.path.resolve().name.partition(".")[0]
+    drafts = list(reader.drafts())
+    rankings = reader.rankings()
+    if passages is not None:
+        reader = formats.open_reader(passages, format)
+    jsonl.write_passages(out, base.unique_passages(reader))
+    by_id = jsonl.read_corpus(out) if (out / jsonl.CORPUS).is_file() else {}
+    questions = base.resolve(drafts, by_id.values(), reader.notes)
+    dataset = Dataset(name, questions, by_id, reader.triples(by_id) if by_id else {})
+    if questions:
+        chosen = _draw(_of_split(dataset, split), limit, seed)
+        selected = by_id.values()
+        if corpus != WHOLE:
+            selected = build_corpus(dataset, chosen, corpus, seed).passages
+            jsonl.write_passages(out, selected)
+        dataset = _restrict(dataset, chosen, selected)
+    jsonl.write_annotations(out, dataset)
+    if rankings:
+        trec.write_run(out / trec.RUN, rankings, name)
+    base.report(source, reader.notes)
+    return dataset
+
+
 def _of_split(dataset: Dataset, split: str | None) -> tuple[Question, ...]:
     if split is None:
         return dataset.questions
@@ -96,27 +155,36 @@ def _draw(questions: Sequence[Question], limit: int, seed: int) -> tuple[Questio
 
 
 def _restrict(
-    dataset: Dataset, questions: Sequence[Question], passages: Sequence[Passage]
+    dataset: Dataset, questions: Sequence[Question], passages: Collection[Passage]
 ) -> Dataset:
     """Restricts a dataset to these questions and passages.
 
     A context that loses a passage becomes None, because a partial context would look complete.
     """
+    if len(passages) == len(dataset.corpus):
+        return dataclasses.replace(dataset, questions=tuple(questions))
     corpus = {passage.id: passage for passage in passages}
+    triples = {name: found for name, found in dataset.triples.items() if name in corpus}
     kept = tuple(
         question
         if all(passage_id in corpus for passage_id in question.context or ())
         else dataclasses.replace(question, context=None)
         for question in questions
     )
-    return Dataset(dataset.name, kept, corpus, {})
+    return Dataset(dataset.name, kept, corpus, triples)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cirag_jax.datasets.prepare")
-    parser.add_argument("--benchmark", required=True, choices=BENCHMARKS)
-    parser.add_argument("--config", help="see docs/data.md (default: the first)")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--benchmark", choices=BENCHMARKS)
+    kind.add_argument("--source", type=Path, help="a folder, archive or file of another project")
+    parser.add_argument("--config", help="of a benchmark; see docs/data.md (default: the first)")
+    parser.add_argument(
+        "--format", choices=formats.FORMATS, help="of --source (default: recognized)"
+    )
+    parser.add_argument("--passages", type=Path, help="the corpus, if --source does not have it")
     parser.add_argument("--out", required=True, type=Path, help="the dataset folder to write")
     parser.add_argument("--manual_dir", type=Path, help="folder of official files placed by hand")
     parser.add_argument("--data_dir", type=Path, help="folder of TFDS's files (default: OUT/tfds)")
@@ -127,7 +195,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = vars(parser.parse_args(arguments))
     try:
         check_arguments(map(str, flags.values()))
-        dataset = prepare(**flags)
+        others = _CONVERTED if flags["benchmark"] else _BUILT
+        for name in others:
+            if flags.pop(name) is not None and name not in ("benchmark", "source"):
+                wanted = "--source" if flags.get("benchmark") else "--benchmark"
+                raise UserError(f"--{name} needs {wanted}.")
+        dataset = prepare(**flags) if flags.get("benchmark") else convert(**flags)
     except UserError as error:
         say(f"prepare: {one_line(str(error))}")
         return 2

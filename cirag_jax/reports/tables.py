@@ -94,8 +94,9 @@ def _ks(result: Mapping[str, Any]) -> list[int]:
 
 
 def _names(result: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the `NAMES` of the evaluated systems."""
-    return {system: name for system, name in NAMES.items() if system in result}
+    """Returns the `NAMES` of the evaluated systems, and the names of run files."""
+    names = {system: name for system, name in NAMES.items() if system in result}
+    return names | {name: name for name in result["settings"].get("runs", ())}
 
 
 def _main_k(result: Mapping[str, Any]) -> int:

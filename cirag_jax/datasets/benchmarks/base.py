@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -222,17 +221,3 @@ def to_dataset(builder: OfficialBuilder) -> Dataset:
 def _records(builder: OfficialBuilder, split: str, kind: type[msgspec.Struct]) -> Iterator[Any]:
     source = data_source(builder, split)
     return (msgspec.convert(source[index], kind) for index in range(len(source)))
-
-
-def passage_of(title: str, text: str, sentences: Sequence[str] | None = None) -> Passage:
-    """Returns a passage whose id is a hash of its title and its text or sentences.
-
-    Official ``sentences`` replace ``text``. They are stripped, but blank ones are kept, because
-    official sentence indices count them.
-    """
-    if sentences is not None:
-        sentences = tuple(sentence.strip() for sentence in sentences)
-        text = " ".join(filter(None, sentences))
-    identity = "\x1e".join((title, *(sentences if sentences is not None else (text,))))
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return Passage(digest, title, text, None if sentences is None else tuple(sentences))

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import tensorflow_datasets as tfds
 
-from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder, passage_of
+from cirag_jax.datasets.benchmarks.base import Converted, OfficialBuilder
 from cirag_jax.datasets.benchmarks.corpora import OfficialCorpus
 from cirag_jax.datasets.benchmarks.files import OfficialFile
+from cirag_jax.datasets.passages import passage_of
 from cirag_jax.types import Count, NonEmptyStr, Passage, Question
 
 # The publisher states no checksum for these files; these are from the loader of ParlAI.
