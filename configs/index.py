@@ -21,6 +21,14 @@ def get_config() -> Any:
     config.retriever = retrievers.retriever()
     del config.retriever.folder  # Always W/index.
     del config.retriever.units  # Always passages; indexes of other units are built in memory.
+    # Vectors of another program instead of the encoder's: a .npy matrix or a FAISS index (Flat,
+    # IVFFlat or HNSWFlat). config.encoder, which made them, still embeds the queries.
+    config.vectors = placeholder(str)
+    # The passage ids of their rows: .txt (one per line), .json, .jsonl or .npy; null is those of a
+    # FAISS IDMap, or else the order of the corpus.
+    config.vector_ids = placeholder(str)
+    # Whether to also write W/vectors.npy and W/ids.txt, for other programs.
+    config.write_vectors = False
     config.shard_rows = 2048  # Passages embedded between two saves.
     config.mesh = common.mesh()
     # local | ray (workers of a Ray cluster embed shards of the corpus; docs/cluster.md)

@@ -30,7 +30,7 @@ from cirag_jax.io import (
     write_json,
     write_text,
 )
-from cirag_jax.retrieval import bm25, faiss_index
+from cirag_jax.retrieval import bm25, faiss_index, foreign
 from cirag_jax.retrieval import index as index_lib
 from cirag_jax.retrieval.bm25 import BM25
 from cirag_jax.retrieval.encode import Progress
@@ -43,6 +43,7 @@ from cirag_jax.types import Config, Passage
 PLAN = "building.json"
 # While an index is built: number of texts in each shard of which the encoder read only a part.
 TRUNCATED = "truncated.json"
+_COMPARED = 8  # Passages that are embedded to compare the encoder with foreign vectors.
 
 
 class Shard(NamedTuple):
@@ -70,11 +71,24 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         if config.retriever.kind == "bm25":
             raise UserError("config.engine=ray does not support config.retriever.kind=bm25.")
         spread = functools.partial(_spread, config, workdir)
+    if config.vectors is None and config.vector_ids is not None:
+        raise UserError("config.vector_ids needs config.vectors.")
+    if (config.vectors is not None or config.write_vectors) and config.retriever.kind == "bm25":
+        raise UserError(
+            "config.vectors and config.write_vectors need an index of vectors, not bm25."
+        )
     options = IndexOptions.of(config.retriever)
-    folder = workdir / "index"
+    folder, source, agreement = workdir / "index", None, None
     with CorpusScan(config.data.dir) as passages:
         encoder = None if config.retriever.kind == "bm25" else _open_encoder(config)
-        if isinstance(encoder, ServerEncoder):
+        if config.vectors is not None:
+            if spread is not None:
+                raise UserError("config.engine=ray does not support config.vectors.")
+            vectors = _open_vectors(config, passages, index_lib.require_encoder(encoder, "exact"))
+            agreement = _agreement(vectors, passages, encoder)
+            spread = functools.partial(_copy, vectors)
+            source = {"file": vectors.name, "size": pathlib.Path(vectors.name).stat().st_size}
+        elif isinstance(encoder, ServerEncoder):
             say(encoder.estimate(passage_text(passage) for passage in passages))
         with bar("indexing", len(passages), "passage") as progress:
             counts = build_index(
@@ -86,7 +100,11 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
                 shard_rows=config.shard_rows,
                 progress=progress.update,
                 spread=spread,
+                source=source,
             )
+        if config.write_vectors:
+            shards = index_lib.Shards(folder, index_lib.read_manifest(folder))
+            foreign.write(workdir, shards, [passage.id for passage in passages])
     manifest = index_lib.read_manifest(folder)
     server = encoder.usage() if isinstance(encoder, ServerEncoder) else None
     seconds = time.monotonic() - start
@@ -99,10 +117,43 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "encoder": manifest["encoder"],
         "truncated_texts": manifest.get("truncated"),
         "server": server,
+        "agreement": agreement,
         "bytes": sum(file.stat().st_size for file in folder.rglob("[!.]*") if file.is_file()),
         "seconds": seconds,
         "passages_per_second": counts["embedded"] / counts["seconds"] if counts["seconds"] else 0.0,
     }
+
+
+def _open_vectors(config: Config, passages: CorpusScan, encoder: Encoder) -> foreign.ForeignVectors:
+    ids = (passage.id for passage in passages)
+    vectors = foreign.ForeignVectors(config.vectors, config.vector_ids, ids)
+    if vectors.shape[1] != encoder.dim:
+        raise UserError(
+            f"{vectors.name} has {vectors.shape[1]} dimensions, but config.encoder.model="
+            f"{config.encoder.model} has {encoder.dim}; set config.encoder to the encoder that "
+            "made the vectors."
+        )
+    return vectors
+
+
+def _agreement(
+    vectors: foreign.ForeignVectors, passages: CorpusScan, encoder: Encoder | None
+) -> float:
+    """Returns the mean cosine of foreign vectors and the encoder's, over a few passages."""
+    assert encoder is not None
+    texts = [passage_text(passage) for passage in itertools.islice(passages, _COMPARED)]
+    return vectors.check(encoder.encode(texts, "passage"))
+
+
+def _copy(
+    vectors: foreign.ForeignVectors, plan: dict[str, Any], shards: Iterable[Shard]
+) -> Iterator[tuple[Shard, int]]:
+    """Fills shards with foreign vectors."""
+    for shard in shards:
+        start = int(shard.file.stem.rpartition("-")[2]) * plan["shard_rows"]
+        vectors_ND = vectors[start : start + len(shard.texts)]
+        save_array(shard.file, index_lib.to_stored(vectors_ND, plan["dtype"]))
+        yield shard, 0
 
 
 def _open_encoder(config: Config) -> Encoder:
@@ -120,6 +171,7 @@ def build_index(
     shard_rows: int = 2048,
     progress: Progress | None = None,
     spread: Spread | None = None,
+    source: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the index of ``passages`` into ``folder``, or finishes an interrupted build.
 
@@ -132,6 +184,7 @@ def build_index(
       shard_rows: passages per shard.
       progress: called with the number of passages just done, also for shards of earlier runs.
       spread: embeds the shards in other processes, with an identical encoder.
+      source: the file of foreign vectors, for the manifest.
 
     Returns:
       The numbers of passages ``resumed`` from earlier runs and ``embedded`` by this run, and the
@@ -140,6 +193,8 @@ def build_index(
     index_lib.check_kind(kind)
     options, folder = options or IndexOptions(), pathlib.Path(folder)
     plan = _plan(passages, encoder, kind, options, shard_rows)
+    if source is not None:
+        plan["vectors"] = source
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / index_lib.MANIFEST).is_file():

@@ -133,6 +133,11 @@ class FaissIndex:
             writer = _faiss().PyCallbackIOWriter(out.write, 1 << 20)
             _faiss().write_index(self._cpu, writer)
 
+    @property
+    def stored(self) -> Any:
+        """The index of faiss, on the CPU."""
+        return self._cpu
+
     def __len__(self) -> int:
         return int(self._cpu.ntotal)
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 
+import ir_measures
 import numpy as np
 import pytest
 
@@ -143,6 +144,40 @@ def test_evaluate_links_need_no_checkpoint_and_beat_bm25(linked, tmp_path):
     assert ranked["links"] == ["film", "berg", "decoy"] and list(ranked) == ["bm25", "links"]
     rows = (tmp_path / "table.md").read_text().splitlines()[4:]
     assert [row.split("|")[1].strip() for row in rows] == ["BM25", "links from BM25"]
+
+
+def test_evaluate_trec_files_give_the_printed_recall(linked, tmp_path):
+    result = evaluate(linked, tmp_path)
+    qrels = list(ir_measures.read_trec_qrels(str(tmp_path / "qrels.trec")))
+    for system in ("bm25", "links"):
+        run = list(ir_measures.read_trec_run(str(tmp_path / f"{system}.trec")))
+        for k in (2, 3, 5):
+            scores = ir_measures.calc_aggregate([ir_measures.R @ k], qrels, run)
+            assert scores[ir_measures.R @ k] == result[system][f"recall@{k}"]
+
+
+def test_evaluate_run_files_are_systems(linked, tmp_path):
+    (tmp_path / "other.run").write_text("q Q0 berg 1 3 x\nq Q0 decoy 2 2 x\nz Q0 none 1 1 x\n")
+    linked.runs, linked.systems = (f"splade={tmp_path / 'other.run'}",), ("bm25",)
+    result = evaluate(linked, tmp_path)
+    assert result["splade"] == {f"recall@{k}": 0.5 for k in (2, 3, 5, 10)}
+    assert "| splade" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("run", "entry", "message"),
+    [
+        ("q Q0 x 1 3 x\n", "a={}", "ranks passage 'x' for question 'q', which the corpus does"),
+        ("z Q0 berg 1 3 x\n", "a={}", "ranks passages for none of the 1 questions"),
+        ("q Q0 berg 1 3 x\n", "bm25={}", "must be NAME=FILE"),
+        ("q Q0 berg 1 3 x\n", "{}", "must be NAME=FILE"),
+    ],
+)
+def test_evaluate_bad_run_file_is_refused(linked, tmp_path, run, entry, message):
+    (tmp_path / "other.run").write_text(run)
+    linked.runs = (entry.format(tmp_path / "other.run"),)
+    with pytest.raises(UserError, match=message):
+        evaluate(linked, tmp_path)
 
 
 def test_evaluate_links_retrieve_only_from_the_context(linked, tmp_path):

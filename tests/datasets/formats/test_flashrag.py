@@ -80,7 +80,7 @@ def test_flashrag_without_corpus_has_the_passages_of_the_metadata(tmp_path):
         ("Brum", "An island. Small."), ("Osk", "A county."),
     ]  # fmt: skip
     first = dataset.questions[0]
-    assert first.context == tuple(dataset.corpus) and first.supporting == first.context[1:]
+    assert first.context == tuple(dataset.corpus) and first.supporting == tuple(dataset.corpus)[1:]
 
 
 def test_flashrag_results_give_dataset_and_run(tmp_path, capsys):
