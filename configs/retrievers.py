@@ -102,7 +102,8 @@ def retriever() -> Any:
     config: Any = ConfigDict()
     # Kind of index: exact | faiss_flat | faiss_ivf | faiss_hnsw | faiss_ivfpq (codes in memory,
     # vectors on disk) | bm25 | linked (follows a question's hops within one search;
-    # config.encoder.model must be trained with configs/aligner.py:linked)
+    # config.encoder.model must be trained with configs/aligner.py:linked) | trec (no search: the
+    # rankings of the run file config.retriever.folder, docs/coming_from.md)
     config.kind = "exact"
     # Embedded texts: passage | sentence | triple (of the dataset). An aligner works best with the
     # units that it was trained on. Sentences and triples need kind=exact and no folder.

@@ -4,6 +4,7 @@ A workdir keeps the identity of its run, see `cirag_jax.identity`.
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from cirag_jax.commands import backends
 from cirag_jax.commands import task as task_lib
 from cirag_jax.commands.backends import DEFAULT_MODEL
 from cirag_jax.datasets import triple_files
+from cirag_jax.errors import parsing
 from cirag_jax.identity import of_code, of_packages, of_records
 from cirag_jax.io import local_path
 from cirag_jax.methods.common import extraction, own_prompts
@@ -24,6 +26,7 @@ from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval.faiss_index import COMPRESSED
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
 from cirag_jax.retrieval.rankers import TripleText, triple_text_of
+from cirag_jax.retrieval.run_index import RUN
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.triples.store import TripleStore
@@ -83,7 +86,11 @@ def _search_models(config: Config, blocks: Mapping[str, Config]) -> dict[str, An
     fields: dict[str, Any] = {}
     if _uses_bm25(blocks):
         fields["bm25.tokens"] = bm25.TOKENS
-    if "retriever" in blocks and config.retriever.folder:
+    if "retriever" in blocks and config.retriever.kind == RUN:
+        with parsing(f"config.retriever.folder={config.retriever.folder} cannot be read"):
+            content = pathlib.Path(config.retriever.folder).expanduser().read_bytes()
+        fields["retriever.run"] = hashlib.sha256(content).hexdigest()
+    elif "retriever" in blocks and config.retriever.folder:
         fields["retriever.index"] = read_manifest(pathlib.Path(config.retriever.folder))
     for name, block in blocks.items():
         if block.get("model") and not _is_served(config, block):

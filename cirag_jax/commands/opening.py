@@ -35,6 +35,7 @@ from cirag_jax.retrieval.index import (
 from cirag_jax.retrieval.linked import LinkedIndex, require_link_head
 from cirag_jax.retrieval.links import TitleIndex
 from cirag_jax.retrieval.rankers import Ranker, check_ranker, check_units, open_ranker
+from cirag_jax.retrieval.run_index import RUN, RunIndex
 from cirag_jax.retrieval.unit_index import UnitIndex
 from cirag_jax.runtime import handlers as handlers_lib
 from cirag_jax.runtime import requests
@@ -63,7 +64,7 @@ def check(config: Config, needs: Needs) -> None:
             f"config.triples={ONLINE} extracts only retrieved passages, but {config.method} needs "
             "the entities of all passages; extract triples first (launch/extract.py)."
         )
-    if needs.feedback and config.retriever.kind in ("bm25", "linked"):
+    if needs.feedback and config.retriever.kind in ("bm25", "linked", RUN):
         raise UserError(
             f"config.retriever.kind={config.retriever.kind} does not support relevance feedback, "
             f"which {config.method} needs; choose another kind."
@@ -73,6 +74,8 @@ def check(config: Config, needs: Needs) -> None:
             f"config.retriever.units={config.retriever.units} does not support relevance feedback, "
             f"which {config.method} needs; choose units=passage."
         )
+    if needs.index and config.retriever.kind == RUN and not config.retriever.folder:
+        raise UserError(f"config.retriever.kind={RUN} needs a run file: config.retriever.folder")
     if needs.index and config.retriever.kind == "linked":
         if config.encoder.backend != "flax":
             raise UserError(
@@ -359,8 +362,10 @@ def _open_ranker(config: Config, name: str, pool: Pool) -> Ranker:
 
 def _open_index(
     config: Config, task: task_lib.Task, encoder: Encoder | None, pool: Pool
-) -> PassageIndex | UnitIndex | LinkedIndex:
+) -> PassageIndex | UnitIndex | LinkedIndex | RunIndex:
     passages, triples = task.corpus.passages, task.dataset.triples
+    if config.retriever.kind == RUN:
+        return RunIndex.open(config.retriever.folder, task.questions, passages)
     key: list[Any] = [config.retriever.to_dict(), hash_corpus(passages)]
     if encoder is not None:
         key.append(config.encoder.to_dict())

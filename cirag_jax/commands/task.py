@@ -18,6 +18,7 @@ from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.methods.common.own_prompts import OwnPrompts
 from cirag_jax.methods.common.reading import ANSWER_TOKENS
 from cirag_jax.methods.registry import block_name, find_method, method_block
+from cirag_jax.retrieval.run_index import RUN
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Job
@@ -87,7 +88,9 @@ def needs_encoder(config: Config, needs: Needs) -> bool:
     """Returns whether a method uses ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
     embeds = (
-        needs.demonstrations or needs.graph or (needs.index and config.retriever.kind != "bm25")
+        needs.demonstrations
+        or needs.graph
+        or (needs.index and config.retriever.kind not in ("bm25", RUN))
     )
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
