@@ -93,12 +93,12 @@ def write_dataset(dataset: Dataset, folder: str | os.PathLike[str]) -> None:
     written folder. A dataset without passages has no ``corpus.jsonl``.
     """
     folder = Path(folder)
-    write_passages(folder, dataset.corpus.values())
+    write_passages(folder, dataset.name, dataset.corpus.values())
     write_annotations(folder, dataset)
 
 
-def write_passages(folder: Path, passages: Iterable[Passage]) -> None:
-    """Writes ``corpus.jsonl`` if there are passages, after removing an older dataset.
+def write_passages(folder: Path, name: str, passages: Iterable[Passage]) -> None:
+    """Writes ``corpus.jsonl`` if the dataset ``name`` has passages, and removes an older dataset.
 
     The passages are written as they are read. `write_annotations` completes the folder.
     """
@@ -106,13 +106,13 @@ def write_passages(folder: Path, passages: Iterable[Passage]) -> None:
     first = next(passages, None)
     if first is None and (folder / CORPUS).exists():
         raise UserError(
-            f"{folder / CORPUS} exists, but this dataset has no passages; move it away or write to "
+            f"{folder / CORPUS} exists, but {name} has no passages; move it away or write to "
             "another folder."
         )
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (QUESTIONS, OPENIE):
-            (folder / name).unlink(missing_ok=True)
+        for file in (QUESTIONS, OPENIE):
+            (folder / file).unlink(missing_ok=True)
         if first is not None:
             rows = map(dataclasses.asdict, itertools.chain((first,), passages))
             write_lines(folder / CORPUS, rows)

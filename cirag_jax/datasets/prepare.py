@@ -114,7 +114,7 @@ def convert(
     rankings = reader.rankings()
     if passages is not None:
         reader = formats.open_reader(passages, format)
-    jsonl.write_passages(out, base.unique_passages(reader))
+    jsonl.write_passages(out, name, base.unique_passages(reader))
     by_id = jsonl.read_corpus(out) if (out / jsonl.CORPUS).is_file() else {}
     questions = base.resolve(drafts, by_id.values(), reader.notes)
     dataset = Dataset(name, questions, by_id, reader.triples(by_id) if by_id else {})
@@ -123,7 +123,7 @@ def convert(
         selected = by_id.values()
         if corpus != WHOLE:
             selected = build_corpus(dataset, chosen, corpus, seed).passages
-            jsonl.write_passages(out, selected)
+            jsonl.write_passages(out, name, selected)
         dataset = _restrict(dataset, chosen, selected)
     jsonl.write_annotations(out, dataset)
     if rankings:

@@ -80,10 +80,11 @@ class ForeignVectors:
 
 
 class _FaissVectors:
-    """The stored vectors of a FAISS index."""
+    """The stored vectors of a FAISS index, which may be a part of ``owner``."""
 
-    def __init__(self, index: Any):
+    def __init__(self, index: Any, owner: Any):
         self._index, self.dim = index, int(index.d)
+        self._owner = owner  # faiss frees the parts of an index with it.
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -95,12 +96,10 @@ class _FaissVectors:
 def _open_faiss(path: pathlib.Path) -> tuple[_FaissVectors, list[str] | None]:
     """Returns the vectors of a FAISS index, and the ids that it stores, if any."""
     faiss = import_optional("faiss", f"reading {path}", "faiss")
-    index = FaissIndex.load(path, "foreign", IndexOptions()).stored
+    owner = index = FaissIndex.load(path, "foreign", IndexOptions()).stored
     ids = None
     if isinstance(index, faiss.IndexIDMap | faiss.IndexIDMap2):
         ids = [str(number) for number in faiss.vector_to_array(index.id_map)]
-        index = faiss.downcast_index(index.index)
-    if isinstance(index, faiss.IndexPreTransform):
         index = faiss.downcast_index(index.index)
     if isinstance(index, faiss.IndexIVFFlat):
         index.make_direct_map()
@@ -109,7 +108,7 @@ def _open_faiss(path: pathlib.Path) -> tuple[_FaissVectors, list[str] | None]:
             f"{path} is a FAISS index of type {type(index).__name__}, which does not store the "
             "vectors; expected IndexFlat, IndexIVFFlat or IndexHNSWFlat, or use a .npy file."
         )
-    return _FaissVectors(index), ids
+    return _FaissVectors(index, owner), ids
 
 
 def read_ids(file: str) -> list[str]:

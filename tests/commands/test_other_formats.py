@@ -21,6 +21,7 @@ def answer(capsys, workdir, *flags, status=0):
     """Runs launch/answer.py with native_rag and a scripted reader; returns its output."""
     values = {
         "data.split": "dev", "data.corpus": "ircot_full", "native_rag.num_passages": 3,
+        "native_rag.num_read": 2,
         "recall_at": "(1,3)", "reader.backend": "openai", "reader.model": "rules",
     }  # fmt: skip
     argv = [*(f"--config.{name}={value}" for name, value in values.items()), *flags]
