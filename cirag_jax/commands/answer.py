@@ -18,7 +18,7 @@ from cirag_jax.datasets.corpus import WHOLE, build_corpus
 from cirag_jax.datasets.documents import read_documents
 from cirag_jax.datasets.formats import trec
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import cost, metrics
+from cirag_jax.evaluation import cost, hops, metrics
 from cirag_jax.evaluation.evidence import recall_per_step
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
@@ -272,7 +272,8 @@ def _result(
     """Returns the command's result over the questions that have ended, including failed ones."""
     ended = [(q, r, p) for q, r, p in rows if r is not None and r.has_ended]
     questions, records = [q for q, _, _ in ended], [r for _, r, _ in ended]
-    predictions = [p for _, r, p in ended if p is not None and r.has_succeeded]
+    succeeded = [(p, r) for _, r, p in ended if p is not None and r.has_succeeded]
+    predictions, queries = [p for p, _ in succeeded], [r.calls["retrieve"] for _, r in succeeded]
     answered = [AnsweredQuestion(question, prediction) for question, _, prediction in ended]
     config, corpus = planned.config, planned.task.needs.corpus
     scoring = _scoring(config, lambda: read_passages(workdir / JOURNAL))
@@ -296,6 +297,8 @@ def _result(
         "steps": _mean([len(p.steps) for p in predictions]),
         "parse_errors": _total(p.parse_errors for p in predictions),
         "calls": _total(record.calls for record in records),
+        "histograms": hops.histograms(predictions, queries),
+        "graphs": hops.graph_statistics(predictions),
         **sum((record.usage for record in records), start=Usage()).counts,
         **cost.summarize(cost.spent_by_role(records)),
         "seconds": seconds,

@@ -14,13 +14,18 @@ import numpy as np
 from cirag_jax import config_files
 from cirag_jax.commands import online
 from cirag_jax.errors import UserError, check_at_least
-from cirag_jax.evaluation import cost, metrics
+from cirag_jax.evaluation import cost, hops, metrics
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.parsing import parse_rate
 from cirag_jax.evaluation.recall import recall_by_step
 from cirag_jax.evaluation.scoring import AnsweredQuestion, Scoring
-from cirag_jax.evaluation.significance import interval, intervals, pairwise_scores
+from cirag_jax.evaluation.significance import (
+    interval,
+    intervals,
+    paired_interval,
+    pairwise_scores,
+)
 from cirag_jax.identity import differences, without
 from cirag_jax.methods.registry import block_name, find_method
 from cirag_jax.reports import comparison as report
@@ -97,9 +102,10 @@ def compare_runs(
     """Scores runs, compares each pair, and writes the report; returns the result of `measure_runs`.
 
     Writes ``table.md``, ``table.html`` and ``granularities.png``, the share of questions answered
-    at each granularity (CIRAG's Figures 3 and 5). Writes ``recall_by_step.png`` if runs have
-    several steps, ``tokens.png`` (F1 against tokens), and ``latency.png`` if their latency was
-    measured. Figures are also saved as SVG.
+    at each granularity (CIRAG's Figures 3 and 5), and ``histograms.png``, the shares of questions
+    by number of steps and queries (DualRAG's Figures 3 and 4). Writes ``recall_by_step.png`` if
+    runs have several steps, ``tokens.png`` (F1 against tokens), and ``latency.png`` if their
+    latency was measured. Figures are also saved as SVG.
 
     Args:
       config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
@@ -126,10 +132,11 @@ def measure_runs(
       The runs, and a result with these keys.
       ``systems``: for each run the scores of `metrics.measure` with bootstrap intervals over
       questions (NaN and a ``reason`` if it applies to no question), ``repeats``,
-      ``granularities``, ``recall_by_step``, ``outcomes`` (shares of questions), ``parse_rate`` with
-      its interval, ``is_ranked`` (see `MIN_PARSE_RATE`), ``failures``, ``seconds_alone``,
-      ``sees_gold``, and means per question of ``parse_errors``, ``calls``, ``generated_tokens``,
-      ``seconds``, and of calls and tokens by role (``roles``) and stage (``stages``).
+      ``granularities``, ``recall_by_step``, ``histograms``, ``graphs``, ``outcomes`` (shares of
+      questions), ``parse_rate`` with its interval, ``is_ranked`` (see `MIN_PARSE_RATE`),
+      ``failures``, ``seconds_alone``, ``sees_gold``, and means per question of ``parse_errors``,
+      ``calls``, ``generated_tokens``, ``seconds``, and of calls and tokens by role (``roles``) and
+      stage (``stages``). ``stages``: see `_stages`.
       ``scores``: the names of the scores. ``differences``: the differences between each pair of
       ranked runs; see `pairwise_scores`. ``num_questions``, ``num_annotated`` (questions with gold
       passages), ``settings``. ``different``: for each run, the settings that differ from the first
@@ -166,6 +173,7 @@ def measure_runs(
     result: dict[str, Any] = {
         "systems": systems,
         "differences": pairwise_scores(ranked, *bootstrap),
+        "stages": _stages(runs, ids, scoring, bootstrap),
         "scores": names,
         "num_questions": len(ids),
         "num_annotated": sum(bool(r.input.get("supporting")) for r in runs[0].records.values()),
@@ -375,7 +383,13 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
     """Returns counts, costs and other statistics over all seeds, without significance tests."""
     records = [records[i] for records in run.repeats for i in ids]
     seeds = [[answered_of(records[i]) for i in ids] for records in run.repeats]
-    predictions = [p for seed in seeds for _, p in seed if p is not None and p.error is None]
+    succeeded = [
+        (p, records[q.id])
+        for seed, records in zip(seeds, run.repeats, strict=True)
+        for q, p in seed
+        if p is not None and p.error is None
+    ]
+    predictions = [p for p, _ in succeeded]
     extractions = [p for j in run.journals for p in j.parent.glob(f"{online.NAME}*.sqlite")]
     costs = cost.spent_by_role(
         [*records, *(r for file in extractions for r in _records(file).values())]
@@ -398,6 +412,8 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
         "is_ranked": not parsed.value < MIN_PARSE_RATE,  # NaN without responses
         "parse_errors": {kind: count / len(records) for kind, count in errors.most_common()},
         "recall_by_step": _recall_by_step(seeds, bootstrap),
+        "histograms": hops.histograms(predictions, [r.calls["retrieve"] for _, r in succeeded]),
+        "graphs": hops.graph_statistics(predictions),
         "failures": len(records) - len(predictions),
         "calls": sum(sum(r.calls.values()) for r in records) / len(records),
         "generated_tokens": sum(r.usage.generated_tokens for r in records) / len(records),
@@ -417,6 +433,59 @@ def _parse_rate(records: Mapping[str, Record], ids: Sequence[str]) -> Ratio:
             for record, p in results
         ]
     )
+
+
+def _stages(
+    runs: Sequence[FinishedRun], ids: Sequence[str], scoring: Scoring, bootstrap: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """Compares each stage of a cascade with the run of this granularity alone (CIRAG, Figure 4).
+
+    Only reads the first seed of each run.
+
+    Returns:
+      For each stage with such a run of the same method: the names of the runs (``cascade``,
+      ``single``) and the ``stage``; ``num_questions``, the number of questions that the stage
+      answers; and, by score, the intervals of the ``cascade`` on these questions, of the
+      ``single`` granularity on all questions (``all``) and on these (``same``), and of the
+      ``difference`` on these questions.
+    """
+    answered = {run.name: [answered_of(run.records[i]) for i in ids] for run in runs}
+    read = {run.name: list(run.settings.get("method.granularities") or ()) for run in runs}
+    rows = []
+    for first, other in itertools.permutations(runs, 2):
+        (*others, stage) = read[other.name] or (None,)
+        if others or len(read[first.name]) < 2 or stage not in read[first.name]:
+            continue
+        if first.settings["method"] != other.settings["method"]:
+            continue
+        mask_Q = np.array(
+            [p is not None and p.granularity == stage for _, p in answered[first.name]], np.float64
+        )
+        scores = {}
+        for name in metrics.STAGE_SCORES:
+            cascade, single = (
+                metrics.measure(answered[run.name], scoring, ["answers"])[name]
+                for run in (first, other)
+            )
+            at_stage, same = (
+                Ratio(ratio.top_Q * mask_Q, ratio.bottom_Q * mask_Q) for ratio in (cascade, single)
+            )
+            scores[name] = {
+                "cascade": interval(at_stage, *bootstrap),
+                "all": interval(single, *bootstrap),
+                "same": interval(same, *bootstrap),
+                "difference": paired_interval(at_stage, same, *bootstrap),
+            }
+        rows.append(
+            {
+                "cascade": first.name,
+                "stage": stage,
+                "single": other.name,
+                "num_questions": int(mask_Q.sum()),
+                **scores,
+            }
+        )
+    return rows
 
 
 def _recall_by_step(

@@ -38,7 +38,7 @@ def recall_per_step(
       ``num_questions``: the number of questions with gold passages.
     """
     rows = [
-        (p, _in_order(q), passage_substitutes(q))
+        (p, gold_in_order(q), passage_substitutes(q))
         for p, q in zip(predictions, questions, strict=True)
         if q.supporting
     ]
@@ -65,7 +65,7 @@ def recall_per_step(
     return {"found": mean_S, "hops": hops, "num_questions": len(rows)}
 
 
-def _in_order(question: Question) -> tuple[str, ...]:
+def gold_in_order(question: Question) -> tuple[str, ...]:
     """Returns the gold passages, in reasoning order if it is annotated."""
     decomposed = [step.supporting for step in question.decomposition or () if step.supporting]
     return tuple(dict.fromkeys([*decomposed, *(question.supporting or ())]))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation import hops
 from cirag_jax.evaluation.answers import METRICS, golds_of
 from cirag_jax.evaluation.evidence import GRANULARITIES
 from cirag_jax.evaluation.overlap import Ratio, mean_of
@@ -246,6 +247,7 @@ FAMILIES: dict[str, Family] = {
         {f"{g}_{name}": f"{g} {ANSWER_TITLES[name]}" for g in STAGES for name in STAGE_SCORES},
     ),
     "hits": Family(hit_scores, {"hit": "hit"}, needs_corpus=True),
+    "hops": Family(hops.hop_scores, hops.TITLES, needs_corpus=True),
     "raw_or_short": Family(
         raw_or_short_scores, {f"{name}_max": f"{name.upper()} max" for name in METRICS}
     ),
@@ -299,6 +301,8 @@ def reason(name: str, answered: Sequence[AnsweredQuestion], *, corpus: bool = Tr
         ranked_of = GRANULARITIES[granularity][0]
         ranks_any = any(ranked_of(prediction) for _, prediction in answered if prediction)
         return f"no gold {granularity}s" if ranks_any else f"ranks no {granularity}s"
+    if family == "hops":
+        return hops.reason(kind, answered)
     if not any(question.answers for question, _ in answered):
         return "no gold answer"
     applies = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cirag_jax.evaluation import metrics
+from cirag_jax.evaluation import hops, metrics
 from cirag_jax.io import write_text
 from cirag_jax.reports import figures, pages
 from cirag_jax.reports.tables import Table, lead, markdown, percent, write_table
@@ -16,8 +16,10 @@ from cirag_jax.types import GRANULARITIES
 PAGE = "table.html"
 STYLE = ("page.css", "results.css")
 GRANULARITIES_FIGURE, STEPS_FIGURE = "granularities", "recall_by_step"
-TOKENS_FIGURE, LATENCY_FIGURE = "tokens", "latency"
+HISTOGRAMS_FIGURE, TOKENS_FIGURE, LATENCY_FIGURE = "histograms", "tokens", "latency"
 OUTCOMES = ("answered", "refused", "failed")
+_MOST_SHOWN = 10  # Larger numbers of steps and queries share a column.
+_GRAPH_COUNTS = ("questions", "passages", "entities", "relations", "triples")
 _FIRST = ("f1", "em", "acc")  # the leftmost score columns
 _MOST_KINDS = 3  # kinds of parse errors in a cell
 
@@ -48,6 +50,10 @@ def tables(result: Mapping[str, Any]) -> dict[str, Table]:
         "Outcomes": _outcomes(result),
         "Differences": _differences(result),
         "Recall by step": _by_step(result),
+        "Hops": _hops(result),
+        "Stages": _stages(result),
+        "Iterations and queries": _histograms(result),
+        "Graphs": _graphs(result),
         "Language models": _cost(result),
         "Time": _time(result),
     }
@@ -59,6 +65,7 @@ def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield GRANULARITIES_FIGURE, _draw_granularities(result)
     if "Recall by step" in tables(result):
         yield STEPS_FIGURE, _draw_steps(result)
+    yield HISTOGRAMS_FIGURE, _draw_histograms(result)
     if any(_spent(result)):
         yield TOKENS_FIGURE, _draw_tokens(result)
     if any(_timed(result)):
@@ -70,6 +77,7 @@ def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[p
     picture_of = {
         "Scores": GRANULARITIES_FIGURE,
         "Recall by step": STEPS_FIGURE,
+        "Iterations and queries": HISTOGRAMS_FIGURE,
         "Language models": TOKENS_FIGURE,
         "Time": LATENCY_FIGURE,
     }
@@ -86,9 +94,14 @@ def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[p
 
 def _columns(result: Mapping[str, Any]) -> list[str]:
     """Returns the scores that at least one run has."""
-    systems, names = result["systems"].values(), result["scores"]
+    systems = result["systems"].values()
+    names = [name for name in result["scores"] if name not in _hop_names(result)]
     ordered = dict.fromkeys((*(name for name in _FIRST if name in names), *names))
     return [name for name in ordered if any(percent(system.get(name)) for system in systems)]
+
+
+def _hop_names(result: Mapping[str, Any]) -> list[str]:
+    return [name for name in result["scores"] if name.partition("@")[0] in hops.TITLES]
 
 
 def _label(name: str, system: Mapping[str, Any]) -> str:
@@ -129,11 +142,7 @@ def _scores(result: Mapping[str, Any]) -> Table:
             "; † not ranked, because the language models cannot follow the method and most of "
             f"their responses were malformed: {', '.join(rates)}"
         )
-    caption += "".join(
-        f"; n/a for {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
-        for name, system in systems.items()
-        for reason, of_reason in _reasons(system, columns).items()
-    )
+    caption += _missing(result, columns)
     repeats = [
         f"{name}{_spread(system['repeats']['std'])} over {system['repeats']['count']}"
         for name, system in systems.items()
@@ -165,6 +174,15 @@ def _outcomes(result: Mapping[str, Any]) -> Table:
 def _tokens(system: Mapping[str, Any], *kinds: str) -> float:
     """Returns the mean tokens of a question over all roles."""
     return sum(role[f"{kind}_tokens"] for role in system["roles"].values() for kind in kinds)
+
+
+def _missing(result: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Returns the reasons for the missing scores of each run, as the end of a caption."""
+    return "".join(
+        f"; n/a for {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
+        for name, system in result["systems"].items()
+        for reason, of_reason in _reasons(system, columns).items()
+    )
 
 
 def _reasons(system: Mapping[str, Any], columns: Sequence[str]) -> dict[str, list[str]]:
@@ -223,6 +241,69 @@ def _by_step(result: Mapping[str, Any]) -> Table:
         "with fewer steps keep their last value",
         rows,
     )
+
+
+def _hops(result: Mapping[str, Any]) -> Table:
+    """Returns a row per run with the family ``hops``; columns that no run has are left out."""
+    names, systems = _hop_names(result), result["systems"]
+    columns = [name for name in names if any(percent(s[name]) for s in systems.values())]
+    rows = [["run", *map(metrics.title, columns)]]
+    if names:
+        for name, system in systems.items():
+            cells = [percent(system[column], bounds=True) or "n/a" for column in columns]
+            rows.append([_label(name, system), *cells])
+    return Table(
+        "Hops, in per cent with 95 % intervals: recall of the gold passage of each hop; share of "
+        "its evidence that is not from gold passages; unknowns with a name, right names, and "
+        "unknowns with a wrong name; constraints that match no annotated hop, and plans with such "
+        f"a constraint{_missing(result, names)}",
+        rows,
+    )
+
+
+def _stages(result: Mapping[str, Any]) -> Table:
+    titles = [metrics.ANSWER_TITLES[name] for name in metrics.STAGE_SCORES]
+    kinds = ("at the stage", "alone, all questions", "alone, same questions", "difference")
+    rows = [["stage", "alone", "questions", *(f"{t} {kind}" for t in titles for kind in kinds)]]
+    for row in result["stages"]:
+        cells = []
+        for name in metrics.STAGE_SCORES:
+            cells += [percent(row[name][kind], bounds=True) for kind in ("cascade", "all", "same")]
+            cells.append(lead(row[name]["difference"]))
+        label = f"{row['cascade']}, {row['stage']}"
+        rows.append([label, row["single"], str(row["num_questions"]), *(c or "n/a" for c in cells)])
+    return Table(
+        "Stages of a cascade and runs of their granularity alone, in per cent with 95 % intervals",
+        rows,
+    )
+
+
+def _histograms(result: Mapping[str, Any]) -> Table:
+    """Returns the share of questions by number of steps, and by number of retrieval queries."""
+    systems = result["systems"]
+    most = max(
+        (int(n) for s in systems.values() for counts in s["histograms"].values() for n in counts),
+        default=0,
+    )
+    columns = range(min(most, _MOST_SHOWN) + 1)
+    last = f"{_MOST_SHOWN}+" if most > _MOST_SHOWN else str(columns[-1])
+    rows = [["run", "questions by", *map(str, columns[:-1]), last]]
+    for name, system in systems.items():
+        for kind, counts in system["histograms"].items():
+            total = sum(counts.values())
+            shares = [0.0] * len(columns)
+            for number, count in counts.items():
+                shares[min(int(number), columns[-1])] += 100 * count / total
+            rows.append([name, kind, *(f"{share:.0f} %" for share in shares)])
+    return Table("Shares of questions by number of steps, and of retrieval queries", rows)
+
+
+def _graphs(result: Mapping[str, Any]) -> Table:
+    rows = [["run", *_GRAPH_COUNTS]]
+    for name, system in result["systems"].items():
+        if "reason" not in system["graphs"]:
+            rows.append([name, *(f"{system['graphs'][kind]:,}" for kind in _GRAPH_COUNTS)])
+    return Table("Graphs of the questions, summed", rows)
 
 
 def _cost(result: Mapping[str, Any]) -> Table:
@@ -305,6 +386,27 @@ def _draw_steps(result: Mapping[str, Any]) -> Any:
     axes.set_ylabel("recall of gold passages so far, %")
     axes.grid(alpha=0.3)
     figures.legend_on_the_right(axes)
+    return figure
+
+
+def _draw_histograms(result: Mapping[str, Any]) -> Any:
+    """Draws the share of questions by number of steps and of queries (DualRAG's Figures 3, 4)."""
+    figure, panels = figures.pyplot().subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    for axes, kind in zip(panels, ("steps", "queries"), strict=True):
+        for index, (name, system) in enumerate(result["systems"].items()):
+            counts = {int(number): count for number, count in system["histograms"][kind].items()}
+            numbers = range(max(counts, default=0) + 1)
+            axes.plot(
+                numbers,
+                [100 * counts.get(n, 0) / max(sum(counts.values()), 1) for n in numbers],
+                label=figures.plain(_label(name, system)),
+                **figures.style(index),
+            )
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel(f"{kind} per question")
+        axes.set_ylabel("questions, %")
+        axes.grid(alpha=0.3)
+    figures.legend_on_the_right(panels[-1])
     return figure
 
 

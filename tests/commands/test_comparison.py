@@ -9,6 +9,7 @@ import pytest
 from cirag_jax.commands import comparison as command
 from cirag_jax.errors import UserError
 from cirag_jax.runtime.store import JOURNAL
+from cirag_jax.types import Step
 from configs import comparison
 from tests.reports import made_up
 from tests.reports.made_up import PREDICTION, many, write_journal
@@ -341,3 +342,53 @@ def test_compare_bad_input_is_refused(tmp_path):
     assert command.named_folders(5) == [("5", pathlib.Path("5"))]  # a flag's value may be a number
     with pytest.raises(UserError, match=r"config\.profile='x' is an unknown profile"):
         compare(tmp_path, workdir(tmp_path, "a", many(1)), profile="x")
+
+
+GRAPH = {"passages": 2, "entities": 1_000, "relations": 4, "triples": 5}
+
+
+def test_compare_hops_have_a_table_with_reasons(tmp_path):
+    pairs = many(2)
+    steps = (Step("q", ("p-lantern", "p-other"), notes={"graph": GRAPH}),)
+    short = answered(pairs, lambda i, p: dataclasses.replace(p, steps=steps * (i + 1)))
+    folders = [workdir(tmp_path, "a", pairs), workdir(tmp_path, "b", short)]
+    result = compare(tmp_path, *folders, metrics=("answers", "hops"), recall_at=(2,))
+    first, second = result["systems"].values()
+    assert first["hop2_recall@2"]["value"] == 1 and first["hop1_unsupported"]["value"] == 0
+    assert second["hop1_unsupported"]["value"] == 0.5
+    assert second["resolved"]["reason"] == "plans no constraints"
+    assert second["hop3_unsupported"]["reason"] == "no question has this hop"
+    assert second["histograms"] == {"steps": {"1": 1, "2": 1}, "queries": {"1": 2}}
+    assert first["graphs"] == {"reason": "builds no graph per question"}
+    table = (tmp_path / "c" / "table.md").read_text()
+    scores, hops = table.partition("Hops, in per cent")[::2]
+    assert "hop 2 R@2" in hops and "hop 2 R@2" not in scores and "hop 3 unsupported" in hops
+    assert "; n/a for b: plans no constraints (resolved, precision" in hops
+    assert "| a   |        steps |  0 % |   0 % |   0 % | 100 % |" in hops
+    # The second question of b has two steps, each with a graph.
+    assert "| b   |         3 |        6 |    3,000 |        12 |      15 |" in hops
+    assert (tmp_path / "c" / "histograms.png").is_file()
+
+
+def test_compare_stage_of_a_cascade_with_its_granularity_alone(tmp_path):
+    """The cascade answers two questions from sentences, of which the run alone fails one."""
+    pairs = answered(
+        many(4),
+        lambda i, p: dataclasses.replace(
+            p, answer="Orlin County", granularity="sentence" if i < 2 else "triple"
+        ),
+    )
+    alone = answered(pairs, lambda i, p: dataclasses.replace(p, answer="Orlin" if i else "Marn"))
+    three = ["triple", "sentence", "passage"]
+    folders = [
+        workdir(tmp_path, "a", pairs, **{"cirag.granularities": three}),
+        workdir(tmp_path, "b", alone, **{"cirag.granularities": ["sentence"]}),
+        workdir(tmp_path, "d", alone, **{"method": "other", "other.granularities": ["triple"]}),
+    ]
+    (row,) = compare(tmp_path, *folders, allow_different=True)["stages"]
+    names = ("cascade", "stage", "single", "num_questions")
+    assert tuple(row[name] for name in names) == ("a", "sentence", "b", 2)
+    kinds = ("cascade", "all", "same")
+    assert [row["em"][kind]["value"] for kind in kinds] == [1.0, 0.75, 0.5]
+    assert row["em"]["difference"]["difference"] == 0.5
+    assert "| a, sentence |     b |" in (tmp_path / "c" / "table.md").read_text()

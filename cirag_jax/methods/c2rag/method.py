@@ -335,6 +335,7 @@ def _step(state: State, block: Block, grounding: Grounding) -> Step:
         v: list(grounding.bindings[v]) for v in constraint.variables if v in grounding.bindings
     }
     notes = {
+        "constraint": [constraint.head, constraint.relation, constraint.tail, *constraint.variants],
         "state": "resolved" if block.resolved else "unresolved",
         "n_eff": None if n_eff is None else round(n_eff, 4),
         "anchors": list(pool.anchors),
