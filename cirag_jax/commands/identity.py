@@ -14,6 +14,7 @@ from cirag_jax.commands import backends
 from cirag_jax.commands import task as task_lib
 from cirag_jax.commands.backends import DEFAULT_MODEL
 from cirag_jax.datasets import triple_files
+from cirag_jax.datasets.corruption import read_corrupted
 from cirag_jax.errors import parsing
 from cirag_jax.identity import of_code, of_packages, of_records
 from cirag_jax.io import local_path
@@ -156,6 +157,8 @@ def _triples(config: Config, task: task_lib.Task) -> dict[str, Any]:
     else:
         with TripleStore.open(config.triples) as store:
             content = store.digest(ids)
+        if corrupted := read_corrupted(config.triples):
+            content = f"{content} {corrupted.digest}"
     return {"triples": config.triples, "triples.content": content}
 
 

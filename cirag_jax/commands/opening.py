@@ -12,7 +12,7 @@ import jax
 from cirag_jax.commands import backends, identity, online
 from cirag_jax.commands import task as task_lib
 from cirag_jax.commands.pool import Pool
-from cirag_jax.datasets import triple_files
+from cirag_jax.datasets import corruption, triple_files
 from cirag_jax.datasets.corpus import Corpus
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.io import say
@@ -116,7 +116,8 @@ def open_handlers(
     encoder = pool.encoder(config.encoder) if task_lib.needs_encoder(config, needs) else None
     if needs.triples and config.triples != ONLINE:
         source = _open_triples(config, task.dataset, corpus)
-        handlers[requests.Extract] = handlers_lib.ExtractHandler(source)
+        corrupted = read_corrupted(config, needs)
+        handlers[requests.Extract] = handlers_lib.ExtractHandler(source, corrupted)
         if needs.entities is not None:
             triples = source([passage.id for passage in corpus.passages]).values()
             index = EntityIndex(itertools.chain(*filter(None, triples)), needs.entities)
@@ -401,4 +402,23 @@ def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> handlers_
         return store.triples
     count = sum(passage.id in dataset.triples for passage in corpus.passages)
     say(f"{count:,} of them have triples")
+def read_corrupted(config: Config, needs: Needs) -> corruption.ByQuestion | None:
+    """Returns the facts of single questions that differ from the store; None without any.
+
+    Raises `UserError` if the method reads the facts of all questions together.
+    """
+    corrupted = None
+    if triple_files.is_store(config.triples):
+        corrupted = corruption.read_corrupted(config.triples)
+    if corrupted is None:
+        return None
+    if needs.entities is not None or needs.graph or task_lib.indexes_triples(config):
+        raise UserError(
+            f"{config.triples} has corrupted facts of single questions, but this run of "
+            f"{config.method} indexes the facts of all questions together; use a method or setting "
+            "that reads the facts of retrieved passages (c2rag.kg_scope=per_question)."
+        )
+    return corrupted.by_question
+
+
     return lambda ids: {i: dataset.triples.get(i) for i in ids}

@@ -74,9 +74,13 @@ def loads_triples(config: Config) -> bool:
     """Returns whether the questions or the index need all triples, not only those on request."""
     if config.data.triples == ONLINE:
         return False
+    return config.data.only_with_triples or indexes_triples(config)
+
+
+def indexes_triples(config: Config) -> bool:
+    """Returns whether the index contains triples."""
     retriever = config.get("retriever", {})
-    is_indexed = retriever.get("units") == "triple" or retriever.get("kind") == "linked"
-    return config.data.only_with_triples or is_indexed
+    return retriever.get("units") == "triple" or retriever.get("kind") == "linked"
 
 
 def asks_schemas(needs: Needs, *roles: str) -> bool:

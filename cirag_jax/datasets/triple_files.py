@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from cirag_jax.datasets import jsonl
+from cirag_jax.datasets import corruption, jsonl
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_json, replacing, say
@@ -74,6 +74,8 @@ def read_triples(source: str, corpus: Mapping[str, Passage]) -> dict[str, tuple[
             store.check_corpus(corpus.values())
             check_passages(source, store, corpus.values())
             triples = store.triples(corpus)
+        if (store.path.parent / corruption.FILE).is_file():
+            say(f"WARNING: {source}: this command does not read the facts of single questions")
         found = {i: facts for i, facts in triples.items() if facts is not None}
     elif path.is_dir():
         found = jsonl.read_openie(path / jsonl.OPENIE, corpus)

@@ -132,17 +132,26 @@ class FollowHandler(_FastHandler):
 
 
 class ExtractHandler(_FastHandler):
-    """Looks up the triples of passages in a triple store or a dataset."""
+    """Looks up the triples of passages in a triple store or a dataset.
 
-    def __init__(self, source: TripleSource):
+    ``by_question`` has other triples of some passages for single programs (question ids).
+    """
+
+    def __init__(
+        self,
+        source: TripleSource,
+        by_question: Mapping[str, Mapping[str, tuple[Triple, ...]]] | None = None,
+    ):
         self._source = source
+        self._by_question = by_question or {}
 
     def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
         ids = dict.fromkeys(passage.id for call in calls for passage in call.request.passages)
         triples = self._source(list(ids))
         for call in calls:
             passages: Sequence[Passage] = call.request.passages
-            yield requests.Extracted(tuple(triples.get(passage.id) for passage in passages))
+            own = self._by_question.get(call.key.program, {})
+            yield requests.Extracted(tuple(own.get(p.id, triples.get(p.id)) for p in passages))
 
 
 class AnchorHandler(_FastHandler):
