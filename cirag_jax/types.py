@@ -193,6 +193,7 @@ class Attempt:
         answer: The answer; empty if it is a refusal.
         error: The reason why the model could not answer. The question then fails, but its
             retrieved passages still count.
+        logprobs: Log-probabilities of the response's tokens, if the method asked for them.
     """
 
     granularity: Granularity
@@ -201,6 +202,7 @@ class Attempt:
     answer: str
     sufficient: bool
     error: str | None = None
+    logprobs: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

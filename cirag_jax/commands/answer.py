@@ -118,6 +118,8 @@ def _trainable_models(run: PlannedRun) -> Iterator[str]:
     config, needs = run.config, run.task.needs
     if task.needs_encoder(config, needs):
         yield config.encoder.model
+    if needs.router:
+        yield method_block(config)["router"]
     for name in needs.rankers:
         if config.rankers[name].get("model"):
             yield config.rankers[name].model
@@ -295,10 +297,10 @@ def _result(
         "granularities": {name: granularities[name] for name in GRANULARITIES},
         "answer_calls": _mean([sum(bool(a.evidence) for a in p.attempts) for p in predictions]),
         "steps": _mean([len(p.steps) for p in predictions]),
-        "parse_errors": _total(p.parse_errors for p in predictions),
-        "calls": _total(record.calls for record in records),
         "histograms": hops.histograms(predictions, queries),
         "graphs": hops.graph_statistics(predictions),
+        "parse_errors": _total(p.parse_errors for p in predictions),
+        "calls": _total(record.calls for record in records),
         **sum((record.usage for record in records), start=Usage()).counts,
         **cost.summarize(cost.spent_by_role(records)),
         "seconds": seconds,

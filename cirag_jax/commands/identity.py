@@ -23,6 +23,7 @@ from cirag_jax.methods.common.extraction import ONLINE, ExtractionSettings
 from cirag_jax.methods.registry import block_name
 from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import default_dtype
+from cirag_jax.models.router import router_digest
 from cirag_jax.retrieval import bm25, faiss_index
 from cirag_jax.retrieval.faiss_index import COMPRESSED
 from cirag_jax.retrieval.index import hash_corpus, read_manifest
@@ -47,7 +48,7 @@ def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
       code: name of the module with the method's program.
       task: the questions and the passages to search.
     """
-    needs = task.needs
+    needs, block = task.needs, block_name(config.method)
     blocks = _search_blocks(config, needs)
     return {
         **_method(config),
@@ -59,6 +60,7 @@ def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
         **_roles(config, needs),
         **({"prompt_file": own_prompts.digest(task.own_prompts)} if task.own_prompts else {}),
         **_triples(config, task),
+        **({"router": router_digest(config[block]["router"])} if needs.router else {}),
         **_demonstrations(task),
     }
 

@@ -10,11 +10,16 @@ from cirag_jax.types import Config
 
 def run(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains or evaluates, depending on the config."""
-    return (train if state_lib.is_training(config) else evaluate)(config, workdir)
+    is_training = state_lib.is_training(config) or config.get("component") == "router"
+    return (train if is_training else evaluate)(config, workdir)
 
 
 def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Trains the component of a config."""
+    if config.get("component") == "router":
+        from cirag_jax.commands import train_router
+
+        return train_router.train_and_evaluate(config, workdir)
     component = state_lib.component_of(config)
     if component == "cross_encoder":
         from cirag_jax.training import cross_encoder as trainer

@@ -19,10 +19,12 @@ from cirag_jax.io import say
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods import prompt_digests
+from cirag_jax.methods.cirag import routing
 from cirag_jax.methods.common import extraction, own_prompts
 from cirag_jax.methods.common.extraction import ONLINE
 from cirag_jax.methods.registry import block_name, method_block
 from cirag_jax.models.io import workdir
+from cirag_jax.models.router import load_router
 from cirag_jax.retrieval.encoders import Encoder, with_disk_cache
 from cirag_jax.retrieval.graph import TripleGraph, open_graph
 from cirag_jax.retrieval.index import (
@@ -154,6 +156,12 @@ def open_handlers(
         )
     else:
         handlers |= _open_models(config, needs, roles, stack, rows, journal.usage(), pool)
+    if needs.router:
+        query_encoder = require_encoder(encoder, "router")
+        router = load_router(
+            method_block(config)["router"], query_encoder.identity, routing.NUM_SCALARS
+        )
+        handlers[requests.Route] = handlers_lib.RouteHandler(router, query_encoder)
     if needs.demonstrations:
         examples = task_lib.demonstrations(task)
         if not examples:
@@ -394,14 +402,6 @@ def _open_graph(config: Config, task: task_lib.Task, encoder: Encoder, pool: Poo
     return pool.get("graphs", key, build)
 
 
-def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> handlers_lib.TripleSource:
-    if triple_files.is_store(config.triples):
-        store = TripleStore.open(config.triples)
-        store.check_corpus(corpus.passages)
-        triple_files.check_passages(str(config.triples), store, corpus.passages)
-        return store.triples
-    count = sum(passage.id in dataset.triples for passage in corpus.passages)
-    say(f"{count:,} of them have triples")
 def read_corrupted(config: Config, needs: Needs) -> corruption.ByQuestion | None:
     """Returns the facts of single questions that differ from the store; None without any.
 
@@ -421,4 +421,12 @@ def read_corrupted(config: Config, needs: Needs) -> corruption.ByQuestion | None
     return corrupted.by_question
 
 
+def _open_triples(config: Config, dataset: Dataset, corpus: Corpus) -> handlers_lib.TripleSource:
+    if triple_files.is_store(config.triples):
+        store = TripleStore.open(config.triples)
+        store.check_corpus(corpus.passages)
+        triple_files.check_passages(str(config.triples), store, corpus.passages)
+        return store.triples
+    count = sum(passage.id in dataset.triples for passage in corpus.passages)
+    say(f"{count:,} of them have triples")
     return lambda ids: {i: dataset.triples.get(i) for i in ids}

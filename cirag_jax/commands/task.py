@@ -91,11 +91,8 @@ def asks_schemas(needs: Needs, *roles: str) -> bool:
 def needs_encoder(config: Config, needs: Needs) -> bool:
     """Returns whether a method uses ``config.encoder``."""
     rankers = (config.rankers[name] for name in needs.rankers)
-    embeds = (
-        needs.demonstrations
-        or needs.graph
-        or (needs.index and config.retriever.kind not in ("bm25", RUN))
-    )
+    embeds = needs.demonstrations or needs.graph or needs.router
+    embeds = embeds or (needs.index and config.retriever.kind not in ("bm25", RUN))
     return embeds or any(block.kind == "bi_encoder" and not block.model for block in rankers)
 
 

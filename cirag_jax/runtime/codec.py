@@ -33,6 +33,7 @@ _ANSWERS: Mapping[type, type] = {
     requests.Link: requests.Linked,
     requests.Walk: requests.Retrieved,
     requests.Rank: requests.Ranked,
+    requests.Route: requests.Routed,
     requests.Demonstrate: requests.Demonstrated,
     requests.Generate: requests.Generated,
     requests.Score: requests.Scored,

@@ -13,6 +13,7 @@ from cirag_jax.datasets.passage_file import PassageFile, PassagesById
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
 from cirag_jax.llm.thoughts import drop_thoughts
+from cirag_jax.models.router import Router
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.graph import TripleGraph, WalkSeeds
 from cirag_jax.retrieval.links import TitleIndex
@@ -256,6 +257,22 @@ def relative(score_K: np.ndarray) -> np.ndarray:
         return score_K
     lowest, highest = score_K.min(), score_K.max()
     return (score_K - lowest) / (highest - lowest) if highest > lowest else np.ones_like(score_K)
+
+
+class RouteHandler(_FastHandler):
+    """Applies a granularity router to questions, which ``encoder`` embeds as queries."""
+
+    def __init__(self, router: Router, encoder: Encoder):
+        self._router = router
+        self._encoder = encoder
+
+    def _responses(self, calls: Sequence[Call]) -> Iterable[Response]:
+        x_QD = self._encoder.encode([call.request.question for call in calls], "query")
+        for call, x_D in zip(calls, x_QD, strict=True):
+            route: requests.Route = call.request
+            yield requests.Routed(
+                self._router.worth(route.granularity, route.refused, x_D, route.scalars)
+            )
 
 
 class DemonstrateHandler(_FastHandler):

@@ -15,7 +15,7 @@ from cirag_jax.io import visible
 from cirag_jax.llm.types import Ability, Generate, Generated, Score, Scored
 from cirag_jax.triples.entity_index import Match
 from cirag_jax.triples.normalization import Normalization
-from cirag_jax.types import Feedback, Passage, Question, Text, Triple
+from cirag_jax.types import Feedback, Granularity, Passage, Question, Text, Triple
 
 TextT = TypeVar("TextT", bound=Text)
 
@@ -172,6 +172,30 @@ class Ranked(Generic[TextT]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Route:
+    """A request for the granularity router (`models.router`); answered by `Routed`.
+
+    Attributes:
+      question: the question, whose embedding the router reads.
+      granularity: the granularity that may be skipped.
+      scalars: the other features (`methods.cirag.routing.scalars`).
+      refused: whether the scalars include those of a refusal.
+    """
+
+    question: str
+    granularity: Granularity
+    scalars: tuple[float, ...]
+    refused: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Routed:
+    """The probability that reading the granularity is worthwhile."""
+
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Demonstrate:
     """A request for at most ``n`` training questions similar to ``query``.
 
@@ -190,10 +214,12 @@ class Demonstrated:
 
 
 Request = (
-    Retrieve | Fetch | Follow | Extract | Anchor | Link | Walk | Rank | Demonstrate | Generate
-    | Score
+    Retrieve | Fetch | Follow | Extract | Anchor | Link | Walk | Rank | Route | Demonstrate
+    | Generate | Score
 )  # fmt: skip
-Response = Retrieved | Extracted | Anchored | Linked | Ranked | Demonstrated | Generated | Scored
+Response = (
+    Retrieved | Extracted | Anchored | Linked | Ranked | Routed | Demonstrated | Generated | Scored
+)  # fmt: skip
 
 _T = TypeVar("_T")
 
@@ -219,6 +245,7 @@ class Needs:
       entities: normalization of entity names (`Anchor`, and `Fetch` for their passages); None if
         no entities are needed.
       graph: whether it needs a graph of all triples and passages (`Link` and `Walk`).
+      router: whether it needs a granularity router (`Route`).
       demonstrations: whether it needs training questions (`Demonstrate`).
       gold: whether it uses gold annotations, including answers; results report this.
     """
@@ -234,6 +261,7 @@ class Needs:
     triples: bool = False
     entities: Normalization | None = None
     graph: bool = False
+    router: bool = False
     demonstrations: bool = False
     gold: bool = False
 

@@ -338,25 +338,36 @@ def _rankings(searches: Sequence[SearchResult], gold: Sequence[Sequence[int]]) -
 
 
 def fit_stop(rankings: Sequence[Ranking]) -> StopRule:
-    """Fits a logistic regression that predicts which passages are gold.
+    """Fits a logistic regression that predicts which passages are gold."""
+    weight_F, bias = fit_logistic(
+        np.concatenate([feature_KF for feature_KF, _ in rankings]),
+        np.concatenate([is_gold_K for _, is_gold_K in rankings]),
+    )
+    return StopRule(weight_F.astype(np.float32), np.asarray(bias, np.float32))
 
-    Features are standardized, because all weights have the same prior: normal with variance 1.
+
+def fit_logistic(
+    x_NF: np.ndarray, is_true_N: np.ndarray, precision: float = 1.0
+) -> tuple[np.ndarray, float]:
+    """Fits a logistic regression; returns ``weight_F`` and the bias.
+
+    Features are standardized, because all weights have the same prior: normal with variance
+    1 / ``precision``.
     """
-    x_NF = np.concatenate([feature_KF for feature_KF, _ in rankings]).astype(np.float64)
-    sign_N = np.where(np.concatenate([is_gold_K for _, is_gold_K in rankings]), 1, -1)
+    x_NF = x_NF.astype(np.float64)
+    sign_N = np.where(is_true_N, 1, -1)
     mean_F, scale_F = x_NF.mean(0), x_NF.std(0) + 1e-3
     z_NF = (x_NF - mean_F) / scale_F
 
     def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
         margin_N = sign_N * (z_NF @ w[1:] + w[0])
         slope_N = -sign_N * expit(-margin_N)
-        gradient = np.concatenate([[slope_N.sum()], slope_N @ z_NF + w[1:]])
-        return np.logaddexp(0, -margin_N).sum() + w[1:] @ w[1:] / 2, gradient
+        gradient = np.concatenate([[slope_N.sum()], slope_N @ z_NF + precision * w[1:]])
+        return np.logaddexp(0, -margin_N).sum() + precision * (w[1:] @ w[1:]) / 2, gradient
 
     w = minimize(loss, np.zeros(1 + len(mean_F)), jac=True, method="L-BFGS-B").x
     weight_F = w[1:] / scale_F
-    bias = np.asarray(w[0] - weight_F @ mean_F, np.float32)
-    return StopRule(weight_F.astype(np.float32), bias)
+    return weight_F, float(w[0] - weight_F @ mean_F)
 
 
 def fit_head(

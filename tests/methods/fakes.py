@@ -24,6 +24,8 @@ from cirag_jax.runtime.requests import (
     RequestError,
     Retrieve,
     Retrieved,
+    Route,
+    Routed,
     Score,
     Scored,
     Walk,
@@ -45,6 +47,7 @@ class FakeHandlers:
       texts: the responses of each role, in order. A response is a text, a `Generated`, or a
         `RequestError` to raise; for a `Score` it is the log-probabilities of its continuations.
       demonstrated: the questions for `Demonstrate`, the most similar first.
+      routed: the router's probability of each granularity.
       linked: the passage of each title; it is linked from every text that contains the title.
       requests: all requests, one by one.
     """
@@ -55,6 +58,7 @@ class FakeHandlers:
     scores: Mapping[Any, float] = dataclasses.field(default_factory=dict)
     demonstrated: Sequence[Question] = ()
     linked: Mapping[str, Passage] = dataclasses.field(default_factory=dict)
+    routed: Mapping[str, float] = dataclasses.field(default_factory=dict)
     requests: list[Any] = dataclasses.field(default_factory=list)
 
     def drive(self, program) -> Any:
@@ -109,6 +113,8 @@ class FakeHandlers:
                 score = {t: self.scores.get(_score_key(t), 0.0) for t in texts}
                 best = sorted(texts, key=lambda t: -score[t])[: n or None]
                 return Ranked(tuple(best), tuple(score[t] for t in best))
+            case Route(_, granularity):
+                return Routed(self.routed[granularity])
             case Demonstrate(_, n):
                 return Demonstrated(tuple(self.demonstrated[:n]))
             case Score(_, continuations, role):

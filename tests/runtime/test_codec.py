@@ -27,6 +27,8 @@ from cirag_jax.runtime.requests import (
     RequestError,
     Retrieve,
     Retrieved,
+    Route,
+    Routed,
     Walk,
 )
 from cirag_jax.types import Attempt, Feedback, Passage, Prediction, Sentence, Step, Triple
@@ -88,6 +90,10 @@ def exchanges(draw):
         settings = draw(COUNT), draw(COUNT), draw(COUNT), draw(NUMBER), draw(NUMBER)
         request = Walk(draw(TEXT), draw(tuples(TRIPLE)), draw(tuples(NUMBER)), *settings)
         return request, Retrieved(passages, tuple(draw(NUMBER) for _ in passages)), passages
+    if kind == "route":
+        scalars = tuple(draw(tuples(NUMBER)))
+        route = Route(draw(TEXT), "triple", scalars, draw(st.booleans()))
+        return route, Routed(draw(NUMBER)), passages
     if kind == "demonstrate":
         return Demonstrate(draw(TEXT), draw(COUNT)), Demonstrated(QUESTIONS), passages
     if kind == "rank":

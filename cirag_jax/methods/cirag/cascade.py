@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
+from cirag_jax.methods.cirag import routing
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import (
     Evidence,
@@ -37,6 +38,9 @@ class CascadeConfig:
     grounded_answers: bool
     reader_format: str
     answer_tokens: int
+    answer_logprobs: bool = False
+    router: str | None = None
+    router_skip: float = 0.0
 
 
 def cascade(
@@ -45,8 +49,13 @@ def cascade(
     first: Sequence[Passage],
     config: CascadeConfig,
     parse_errors: collections.Counter[str],
+    steps: Sequence[Step] = (),
 ) -> Program[list[Attempt]]:
     """Reads one granularity after another until the reader answers (Eq. 5 and 6).
+
+    With ``config.router``, a granularity before the last is skipped, as if its pool were empty, if
+    the router's probability is below ``config.router_skip`` (ours). The router reads the scores of
+    ``steps`` and the first refusal.
 
     If the pool of passages is empty, the reader gets the passages ``first`` (in CIRAG, D_1 of the
     first round). Any other empty pool is treated as a refusal, without a model call.
@@ -54,6 +63,10 @@ def cascade(
     attempts: list[Attempt] = []
     for granularity in config.pools:
         pool = _pool(granularity, evidence, first)
+        if pool and config.router and granularity != config.pools[-1]:
+            refusal = next((attempt for attempt in attempts if attempt.evidence), None)
+            worth = yield from routing.probability(question, granularity, steps, refusal)
+            pool = pool if worth >= config.router_skip else ()
         if not pool:
             attempts.append(Attempt(granularity, (), "", "", False))
             continue
@@ -100,6 +113,7 @@ def _read(
         parse=functools.partial(reading_prompts.parse_answer, wide=config.wide_refusal),
         max_tokens=config.answer_tokens,
         prompt=reading_prompts.PROMPTS[granularity],
+        logprobs=config.answer_logprobs or config.router is not None,
     )
     if config.grounded_answers and not contains_answer(pool, attempt.answer):
         return dataclasses.replace(attempt, sufficient=False)

@@ -41,7 +41,9 @@ def cirag(question: Question, config: CiragConfig) -> Program[Prediction]:
     if not config.max_steps:
         yield from _retrieve_once(state)
     first = state.evidence.retrieved[: len(state.steps[0].passages)]  # D_1
-    attempts = yield from cascade(state.question, state.evidence, first, config, state.parse_errors)
+    attempts = yield from cascade(
+        state.question, state.evidence, first, config, state.parse_errors, state.steps
+    )
     return prediction(state.steps, attempts, config, state.parse_errors)
 
 

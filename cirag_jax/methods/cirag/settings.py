@@ -72,6 +72,11 @@ class CiragConfig(CascadeConfig):
       decision_tokens: maximum number of new tokens of an integration response; 0 means the role's
         limit.
       answer_tokens: maximum number of new tokens of an answer; 0 means the role's limit.
+      answer_logprobs: record the log-probabilities of answers, for the training of a router.
+      router: workdir of a trained granularity router (configs/router.py), which skips
+        granularities of the cascade (ours); null reads all of them, as the paper does.
+      router_skip: a granularity is skipped if the router's probability that reading it is
+        worthwhile is below this. The last granularity is never skipped.
     """
 
     max_steps: Count = 4
@@ -100,6 +105,9 @@ class CiragConfig(CascadeConfig):
     reader_format: ReaderFormat = "thought"
     decision_tokens: Count = 0
     answer_tokens: Count = 0
+    answer_logprobs: bool = False
+    router: str | None = None
+    router_skip: UnitInterval = 0.5
 
     def __post_init__(self):
         check_fields(self)
@@ -141,6 +149,8 @@ class CiragConfig(CascadeConfig):
             abilities["integrator"] = ("continue_final", "score")
         elif asks_model and self.prefilled_headers:
             abilities["integrator"] = ("continue_final",)
+        if self.answer_logprobs or self.router is not None:
+            abilities["reader"] = ("logprobs",)
         ranks = has_rounds and self.use_reranker
         return Needs(
             roles=("integrator", "reader") if asks_model else ("reader",),
@@ -148,5 +158,6 @@ class CiragConfig(CascadeConfig):
             rankers=("triples",) if ranks else (),
             units=self.units if ranks else None,
             links=has_rounds and self.link_bonus > 0,
+            router=self.router is not None,
             triples=has_rounds and self.units == "triple",
         )

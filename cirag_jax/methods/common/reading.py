@@ -112,16 +112,20 @@ def ask_reader(
     parse: Callable[..., tuple[str, bool, str | None]] = reading_prompts.parse_answer,
     max_tokens: int = 0,
     prompt: Prompt | None = None,
+    logprobs: bool = False,
 ) -> Program[Attempt]:
     """Returns the reader's answer to ``messages``, which contain the lines of ``evidence``.
 
     ``parse`` has the signature of `reading_prompts.parse_answer`. ``prompt`` is the prompt of the
-    messages, if a prompt file may replace it. If the reader fails, the attempt has an ``error``;
+    messages, if a prompt file may replace it. ``logprobs`` adds the log-probabilities of the
+    response to the attempt. If the reader fails, the attempt has an ``error``;
     the method then ends without further requests, so that the question fails but its retrieved
     passages count.
     """
     try:
-        response: Generated = yield Generate(messages, "reader", max_tokens=max_tokens)
+        response: Generated = yield Generate(
+            messages, "reader", max_tokens=max_tokens, logprobs=logprobs
+        )
     except RequestError as error:
         return Attempt(granularity, evidence, "", "", False, str(error))
     truncated = response.finish_reason == "length"
@@ -129,7 +133,8 @@ def ask_reader(
     answer, sufficient, problem = parse(text, truncated=truncated)
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
-    return Attempt(granularity, evidence, response.text, answer, sufficient)
+    tokens = tuple(t.logprob for t in response.tokens or () if t.logprob is not None)
+    return Attempt(granularity, evidence, response.text, answer, sufficient, None, tokens or None)
 
 
 def parse_line(text: str, *, truncated: bool = False) -> tuple[str, bool, str | None]:
