@@ -210,7 +210,7 @@ def edit(question: Question, facts: Sequence[CriticalFact], config: Config) -> P
             "Facts:\n" + "\n".join(lines),
             _REMOVE_SCHEMA,
         )
-        return Edits(removed=_numbers(response.text, len(facts))[:count])
+        return Edits(removed=parse_numbers(response.text, len(facts))[:count])
     chosen = corruption.drawn(question.id, facts, config.seed, first=False)[:count]
     responses: list[Generated] = yield [
         _request(
@@ -226,7 +226,7 @@ def edit(question: Question, facts: Sequence[CriticalFact], config: Config) -> P
         )
         for i in chosen
     ]
-    variants = [_fact(response.text) for response in responses]
+    variants = [parse_fact(response.text) for response in responses]
     return Edits(
         added=tuple(
             (i, variant)
@@ -248,7 +248,7 @@ def _text(triple: Triple) -> str:
     return " | ".join(one_line(part) for part in triple[:3])
 
 
-def _fact(text: str) -> tuple[str, str, str] | None:
+def parse_fact(text: str) -> tuple[str, str, str] | None:
     """Parses the editor's fact; None if it is not three texts."""
     value, _ = find_json(text, "fact")
     parts = value.get("fact") if isinstance(value, dict) else None
@@ -258,7 +258,7 @@ def _fact(text: str) -> tuple[str, str, str] | None:
     return (head, relation, tail) if head and relation and tail else None
 
 
-def _numbers(text: str, most: int) -> tuple[int, ...]:
+def parse_numbers(text: str, most: int) -> tuple[int, ...]:
     """Parses the editor's list of numbers from 1 to ``most``; returns indices from 0."""
     value, _ = find_json(text, "remove")
     items = value.get("remove") if isinstance(value, dict) else None

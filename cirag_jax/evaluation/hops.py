@@ -161,7 +161,9 @@ def _bindings(
                 len(unknowns) * annotated,
             )
         )
-    unknown, resolved, right, checked, wrong, checkable = np.array(rows, np.float64).T
+    unknown, resolved, right, checked, wrong, checkable = (
+        np.array(rows, np.float64).reshape(-1, 6).T
+    )
     return {
         "resolved": Ratio(resolved, unknown),
         "binding_precision": Ratio(right, checked),

@@ -135,7 +135,7 @@ def component_of(config: Config) -> Component:
     if not is_training(config):
         raise UserError(
             "--config is not a training config; choose configs/aligner.py, cross_encoder.py, "
-            "integrator.py, extractor.py or reader.py."
+            "integrator.py, extractor.py, reader.py or router.py."
         )
     component = config.get("component", "aligner")
     check_value("config.component", component, Component)

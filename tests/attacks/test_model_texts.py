@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from cirag_jax.commands import corrupt
 from cirag_jax.evaluation import judge_prompts as judge
 from cirag_jax.grade import prompts as grade
 from cirag_jax.io import replace_surrogates
@@ -85,6 +86,8 @@ PARSERS = {
     "grade.groups": lambda t, cut: grade.parse_groups(t, _finish(cut), _NAMES),
     "grade.question": lambda t, cut: grade.parse_question(t),
     "first_sentence": lambda t, cut: written_answers.first_sentence(t),
+    "corrupt.fact": lambda t, cut: corrupt.parse_fact(t),
+    "corrupt.numbers": lambda t, cut: corrupt.parse_numbers(t, 3),
     "judge": lambda t, cut: judge.parse_verdict(t, "dualrag", truncated=cut),
     "rag": lambda t, cut: short_answers.parse_short_answer(t),
     "search_r1": lambda t, cut: search_r1.parse_action(t, cut),
@@ -108,6 +111,7 @@ _MARKS = (
         '{"question": "Who?", "answer": "Ada"}',
         '{"queries": ["Who?", "Where?"]}',
         '{"implies": true}',
+        '{"remove": [1, 2]}',
         "<search> x",
         "</search>",
         "<answer> x </answer>",

@@ -364,7 +364,7 @@ def test_compare_hops_have_a_table_with_reasons(tmp_path):
     scores, hops = table.partition("Hops, in per cent")[::2]
     assert "hop 2 R@2" in hops and "hop 2 R@2" not in scores and "hop 3 unsupported" in hops
     assert "; n/a for b: plans no constraints (resolved, precision" in hops
-    assert "| a   |        steps |  0 % |   0 % |   0 % | 100 % |" in hops
+    assert "| a   |        steps | 0 % |   0 % |  0 % | 100 % |" in hops
     # The second question of b has two steps, each with a graph.
     assert "| b   |         3 |        6 |    3,000 |        12 |      15 |" in hops
     assert (tmp_path / "c" / "histograms.png").is_file()

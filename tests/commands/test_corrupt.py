@@ -106,7 +106,7 @@ def test_method_with_facts_of_all_questions_is_refused(folder, tmp_path, values)
 
 
 def test_corrupt_by_a_language_model(folder, tmp_path):
-    """The editor of q0 writes one good, one unreadable and one unchanged fact, and one error."""
+    """The editor of q0 writes one good, one unreadable, one incomplete and one unchanged fact."""
     written = {
         "born in": '{"fact": ["balia", "buried in", "x"]}',
         "worked as": "no idea",
@@ -120,7 +120,7 @@ def test_corrupt_by_a_language_model(folder, tmp_path):
 
     with model_server(answer) as server:
         fields = {"editor.kind": "llm", "editor.backend": "openai", "data.limit": 1, "ratio": 1.0}
-        fields["editor.base_url"] = server.url
+        fields |= {"editor.base_url": server.url, "editor.constrained": False}
         result = run(folder, tmp_path / "w", **fields)
         assert (result["requested"], result["edits"], result["failures"]) == (4, 1, 0)
         assert result["generated_tokens"] == 28 and result["complete"]
@@ -139,7 +139,7 @@ def test_corrupt_deletion_by_a_language_model_keeps_valid_numbers(folder, tmp_pa
 
     with model_server(answer) as server:
         fields = {"editor.kind": "llm", "editor.backend": "openai", "data.limit": 1}
-        fields["editor.base_url"] = server.url
+        fields |= {"editor.base_url": server.url, "editor.constrained": False}
         result = run(folder, tmp_path / "w", kind="deletion", **fields)
     assert result["edits"] == 2
     left = {

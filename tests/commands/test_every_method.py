@@ -7,13 +7,18 @@ import runpy
 import pytest
 
 from cirag_jax import cli
+from cirag_jax.commands import train_router
+from cirag_jax.commands.pool import Pool
 from cirag_jax.config_files import load_config
 from cirag_jax.methods import registry
+from cirag_jax.methods.cirag import routing
+from cirag_jax.models.router import load_router
 from tests import tiny, tiny_decoder
 from tests.answering import lines
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MAIN = runpy.run_path(str(_ROOT / "launch/answer.py"))["main"]
+_TRAIN = runpy.run_path(str(_ROOT / "launch/train.py"))["main"]
 
 # Settings that shorten runs; other methods run with their config.
 SETTINGS = {
@@ -81,6 +86,43 @@ def test_answer_every_method_answers_and_resumes(method, folders, tmp_path, caps
     assert [row["id"] for row in lines(tmp_path / "predictions.jsonl")] == ["q8", "q9"]
     again = run(capsys, folders, tmp_path, method, settings)
     assert again["calls"] == first["calls"] and again["em"] == first["em"]
+
+
+def test_answer_with_router_equals_its_evaluation(folders, tmp_path, capsys):
+    levels, more = ("triple", "sentence", "passage"), {"data.limit": 4}
+    settings = {"integrator": "top_k", "max_steps": 1, "num_candidates": 4}
+    settings |= {"grounded_answers": True, "answer_logprobs": True}
+    for level in levels:
+        one = {**settings, "granularities": f"('{level}',)"}
+        run(capsys, folders, tmp_path / level, "cirag", one, more)
+    runs = ", ".join(f"'{tmp_path / level}'" for level in levels)
+    overrides = [f"--config.runs=({runs})", f"--config.encoder.model={folders['encoder.model']}"]
+    with pytest.raises(SystemExit) as end:
+        argv = ["train.py", "--config=configs/router.py", *overrides, f"--workdir={tmp_path / 'w'}"]
+        cli.run(_TRAIN, "configs/aligner.py", argv)
+    captured = capsys.readouterr()
+    assert end.value.code == 0, captured.err
+    result = json.loads(captured.out)
+    assert result["num_questions"] == 4 and "triple" in result["heads"]
+    config = load_config(str(_ROOT / "configs/router.py"), overrides)
+    examples = train_router.read_examples(config.runs, "runs")
+    with Pool() as pool:
+        encoder = pool.encoder(config.encoder)
+        router = load_router(str(tmp_path / "w"), encoder.identity, routing.NUM_SCALARS)
+        x_QD = encoder.encode([e.question.question for e in examples], "query")
+        worths = [train_router._worth(router, e, x) for e, x in zip(examples, x_QD, strict=True)]
+    for threshold in (0.0, 1.0):
+        routed = {**settings, "router": tmp_path / "w", "router_skip": threshold}
+        workdir = tmp_path / f"routed-{threshold}"
+        answered = run(capsys, folders, workdir, "cirag", routed, more)
+        expected = [
+            train_router.run_cascade(e, w, threshold) for e, w in zip(examples, worths, strict=True)
+        ]
+        assert [row["answer"] for row in lines(workdir / "predictions.jsonl")] == [
+            outcome.answer for outcome in expected
+        ]
+        assert answered["answer_calls"] * 4 == sum(outcome.calls for outcome in expected)
+        assert answered["calls"]["route"] > 0
 
 
 _READING = [

@@ -171,3 +171,8 @@ def test_histograms_and_graph_statistics():
     }
     assert hops.graph_statistics(results) == {"questions": 2, "entities": 6, "triples": 4}
     assert hops.graph_statistics(results[2:]) == {"reason": "builds no graph per question"}
+
+
+def test_hop_scores_without_questions_are_undefined():
+    scores, _ = scores_of()
+    assert all(value != value for value in scores.values())
