@@ -16,7 +16,7 @@ def _random(*shape):
 
 
 def _loss(x, kernel, axis):
-    y = precision.multiply_kernel(x, kernel, axis)
+    y: jax.Array = precision.multiply_kernel(x, kernel, axis)
     return jnp.sin(y.astype(jnp.float32)).sum()
 
 
