@@ -153,7 +153,7 @@ def test_compare_writes_tables(whole):
     assert "sentence R@" not in header and "triple R@" not in header
     assert "p=1.000" in text and "| native_rag-narrow" in text
     page = (workdir / "table.html").read_text("utf-8")
-    assert page.count("<table>") == 5 and page.count("data:image/svg+xml;base64,") == 3
+    assert page.count("<table>") == 6 and page.count("data:image/svg+xml;base64,") == 4
     assert "http:" not in page.replace("http-equiv", "") and "<script" not in page
 
 

@@ -95,11 +95,12 @@ def test_report_shows_runs_of_a_comparison(shown, made):
     assert third["runs"] == [["wrong", "Ferry County", 3], ["wrong", "Tarnow Bay", 2],
                              ["wrong", "Ferry County", 3]]  # fmt: skip
     text = (out / "index.html").read_text("utf-8")
-    for heading in ("Scores", "Outcomes", "Differences", "Recall by step", "Time", "Questions"):
+    headings = ("Scores", "Outcomes", "Differences", "Recall by step", "Iterations and queries")
+    for heading in (*headings, "Time", "Questions"):
         assert f"<h2>{heading}</h2>" in text
     assert "Settings of cirag / late: seed 1 / 2" in text
     assert "Unfinished" not in text
-    assert "<title>Three runs</title>" in text and text.count("data:image/svg+xml") == 3
+    assert "<title>Three runs</title>" in text and text.count("data:image/svg+xml") == 4
     assert blocks(out / "trace-3.html")["index"]["title"] == "late"
 
 
