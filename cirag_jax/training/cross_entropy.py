@@ -27,13 +27,13 @@ def cross_entropy(
     mask_BT: jax.Array,
     *,
     chunk: int = CHUNK,
+    train_head: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weighted sum of ``-log p(target)`` and the sum of the weights, fp32 scalars.
 
     The gradient with respect to ``hidden_BTD`` is computed and stored together with the loss; the
     backward pass only scales it. Tokens without weight are sorted to the end, and chunks of such
-    tokens are skipped. The cost thus depends on the row with the most targets. The output layer is
-    frozen and has no gradient.
+    tokens are skipped. The cost thus depends on the row with the most targets.
 
     Args:
       config: hyper-parameters, including ``final_softcap``.
@@ -42,12 +42,13 @@ def cross_entropy(
       targets_BT: int32 id of the next token of each token; ignored where the mask is 0.
       mask_BT: boolean mask or fp32 weights of the tokens.
       chunk: number of tokens per device whose logits are in memory at a time.
+      train_head: whether the output layer, in fp32, has a gradient, too; otherwise it is frozen.
     """
     weights_BT = mask_BT.astype(jnp.float32)
     name = "embedding" if config.tie_embeddings else "lm_head"
     targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
     total: Any = _cross_entropy(
-        config, chunk, {name: params[name]}, hidden_BTD, targets_BT, weights_BT
+        config, (chunk, train_head), {name: params[name]}, hidden_BTD, targets_BT, weights_BT
     )
     return total, weights_BT.sum()
 
@@ -67,8 +68,8 @@ def _losses(
     return log_sum_BC - target_BC, (logits_BCV, log_sum_BC, is_target_BCV)
 
 
-def _hidden_gradient(config, head, scores, weights_BC, dtype):
-    """Returns the gradient of the weighted losses with respect to ``hidden_BCD``, in its dtype."""
+def _logits_gradient(config, scores, weights_BC):
+    """Returns the gradient of the weighted losses with respect to the logits, fp32."""
     logits_BCV, log_sum_BC, is_target_BCV = scores
     probs_BCV = jnp.exp(logits_BCV - log_sum_BC[..., None])
     weights_BC1 = weights_BC[..., None]
@@ -77,6 +78,11 @@ def _hidden_gradient(config, head, scores, weights_BC, dtype):
     if config.final_softcap is not None:
         slope_BCV = 1.0 - jnp.square(logits_BCV / config.final_softcap)
         dlogits_BCV *= jnp.where(weights_BC1 != 0, slope_BCV, 0.0)
+    return dlogits_BCV
+
+
+def _hidden_gradient(head, dlogits_BCV, dtype):
+    """Returns the gradient with respect to ``hidden_BCD``, in its dtype."""
     (name, weight), *_ = head.items()
     return jax.lax.dot_general(
         dlogits_BCV.astype(dtype),
@@ -86,8 +92,22 @@ def _hidden_gradient(config, head, scores, weights_BC, dtype):
     ).astype(dtype)
 
 
-def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
-    """Returns the sum of the losses, and the gradient with respect to ``hidden_BTD`` or None."""
+def _head_gradient(name, dlogits_BCV, hidden_BCD, weights_BC):
+    """Returns the gradient with respect to the output layer ``name``, fp32."""
+    hidden_BCD = jnp.where(weights_BC[..., None] != 0, hidden_BCD, 0)  # Padding may be NaN.
+    pair = dlogits_BCV.astype(hidden_BCD.dtype), hidden_BCD
+    tokens = (((0, 1), (0, 1)), ((), ()))
+    left, right = pair if name == "embedding" else pair[::-1]
+    return jax.lax.dot_general(left, right, tokens, preferred_element_type=jnp.float32)
+
+
+def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
+    """Returns the sum of the losses, and the gradients, each of which may be None.
+
+    They are the gradients with respect to ``hidden_BTD`` and to the output layer. ``sizes`` are
+    ``chunk`` and ``train_head`` of `cross_entropy`.
+    """
+    chunk, train_head = sizes
     batch, length = targets_BT.shape
     width = min(max(chunk // sharding.rows_per_device(batch), 1), length)
     # Gathers the weight over fsdp once, instead of in every chunk and again for the gradient.
@@ -112,7 +132,7 @@ def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, wit
     num_chunks = -(-has_weight_BT.sum(1, dtype=jnp.int32).max() // width)
 
     def step(index, carry):
-        total, gradient_BTD = carry
+        total, gradient_BTD, head_gradient = carry
         start = index * width
 
         def cut(x):
@@ -122,33 +142,38 @@ def _over_chunks(config, chunk, head, hidden_BTD, targets_BT, weights_BT, *, wit
         losses_BC, scores = _losses(config, head, hidden_BCD, cut(targets_BT))
         total += jnp.where(weights_BC != 0, losses_BC * weights_BC, 0.0).sum()
         if with_gradient:
-            piece_BCD = _hidden_gradient(config, head, scores, weights_BC, hidden_BCD.dtype)
+            dlogits_BCV = _logits_gradient(config, scores, weights_BC)
+            piece_BCD = _hidden_gradient(head, dlogits_BCV, hidden_BCD.dtype)
             gradient_BTD = jax.lax.dynamic_update_slice_in_dim(
                 gradient_BTD, piece_BCD, start, axis=1
             )
-        return total, gradient_BTD
+            if train_head:
+                piece = _head_gradient(name, dlogits_BCV, hidden_BCD, weights_BC)
+                head_gradient = sharding.constrain(head_gradient + piece, *axes)
+        return total, gradient_BTD, head_gradient
 
     zeros = jnp.zeros_like(sorted_BTD) if with_gradient else None
-    start = (jnp.zeros((), jnp.float32), zeros)
-    total, gradient_BTD = jax.lax.fori_loop(np.int32(0), num_chunks, step, start)
+    head_zeros = jnp.zeros(shape, jnp.float32) if with_gradient and train_head else None
+    start = (jnp.zeros((), jnp.float32), zeros, head_zeros)
+    total, gradient_BTD, head_gradient = jax.lax.fori_loop(np.int32(0), num_chunks, step, start)
     if gradient_BTD is not None:
         inverse_BT = jnp.argsort(order_BT, axis=1)
         gradient_BTD = jnp.take_along_axis(gradient_BTD, inverse_BT[..., None], 1)
         gradient_BTD = sharding.constrain(gradient_BTD, "batch", "length", "act_embed")
-    return total, gradient_BTD
+    return total, (gradient_BTD, head_gradient)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _cross_entropy(
     config: DecoderConfig,
-    chunk: int,
+    sizes: tuple[int, bool],
     head: Mapping[str, jax.Array],
     hidden_BTD: jax.Array,
     targets_BT: jax.Array,
     weights_BT: jax.Array,
 ) -> jax.Array:
     return _over_chunks(
-        config, chunk, head, hidden_BTD, targets_BT, weights_BT, with_gradient=False
+        config, sizes, head, hidden_BTD, targets_BT, weights_BT, with_gradient=False
     )[0]
 
 
@@ -156,10 +181,13 @@ def _cross_entropy_forward(*inputs) -> Any:
     return _over_chunks(*inputs, with_gradient=True)
 
 
-def _cross_entropy_backward(config, chunk, gradient_BTD, dtotal) -> Any:
-    del config, chunk
-    # None means zero. The output layer is frozen, and targets and weights are data.
-    return None, gradient_BTD * dtotal.astype(gradient_BTD.dtype), None, None
+def _cross_entropy_backward(config, sizes, gradients, dtotal) -> Any:
+    del sizes
+    gradient_BTD, head_gradient = gradients
+    # None means zero. Targets and weights are data, and the output layer may be frozen.
+    name = "embedding" if config.tie_embeddings else "lm_head"
+    dhead = None if head_gradient is None else {name: head_gradient * dtotal}
+    return dhead, gradient_BTD * dtotal.astype(gradient_BTD.dtype), None, None
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

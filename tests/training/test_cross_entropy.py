@@ -46,21 +46,26 @@ CASES = [(False, None), (True, None), (False, 3.0), (True, 3.0)]
 def test_cross_entropy_equals_plain_formula(tied, softcap, chunk):
     config, head, hidden_BTD, targets_BT, mask_BT = problem(tied, softcap)
 
-    def expected(hidden_BTD):
+    def expected(hidden_BTD, head):
         logprobs_BT = plain_logprobs(config, head, hidden_BTD, targets_BT)
         return -2.0 * jnp.where(mask_BT, logprobs_BT, 0.0).sum()
 
     @jax.jit
-    def chunked(hidden_BTD):
-        total, count = ce.cross_entropy(config, head, hidden_BTD, targets_BT, mask_BT, chunk=chunk)
+    def chunked(hidden_BTD, head):
+        total, count = ce.cross_entropy(
+            config, head, hidden_BTD, targets_BT, mask_BT, chunk=chunk, train_head=True
+        )
         return 2.0 * total, count
 
-    (value, count), gradient = jax.value_and_grad(chunked, has_aux=True)(hidden_BTD)
-    value_2, gradient_2 = jax.value_and_grad(expected)(hidden_BTD)
+    both = (0, 1)
+    (value, count), gradients = jax.value_and_grad(chunked, both, has_aux=True)(hidden_BTD, head)
+    value_2, gradients_2 = jax.value_and_grad(expected, both)(hidden_BTD, head)
     assert int(count) == mask_BT.sum() and count.dtype == value.dtype == jnp.float32
     np.testing.assert_allclose(value, value_2, rtol=RTOL)
-    np.testing.assert_allclose(chunked(hidden_BTD)[0], value_2, rtol=RTOL)  # Without a gradient.
-    np.testing.assert_allclose(gradient, gradient_2, rtol=0, atol=ATOL)
+    # Without a gradient.
+    np.testing.assert_allclose(chunked(hidden_BTD, head)[0], value_2, rtol=RTOL)
+    for a, b in zip(*map(jax.tree.leaves, (gradients, gradients_2)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=ATOL)
 
 
 def test_cross_entropy_weights_scale_sum_and_count():
@@ -77,12 +82,16 @@ def test_cross_entropy_masked_tokens_have_no_effect():
     spoilt_BTD = np.where(mask_BT[..., None], hidden_BTD, np.nan)
     spoilt_BT = np.where(mask_BT, targets_BT, -100)
 
-    def chunked(hidden_BTD, targets_BT):
-        return ce.cross_entropy(config, head, hidden_BTD, targets_BT, mask_BT, chunk=12)[0]
+    def chunked(hidden_BTD, targets_BT, head):
+        return ce.cross_entropy(
+            config, head, hidden_BTD, targets_BT, mask_BT, chunk=12, train_head=True
+        )[0]
 
-    value, gradient = jax.value_and_grad(chunked)(hidden_BTD, targets_BT)
-    value_2, gradient_2 = jax.value_and_grad(chunked)(spoilt_BTD, spoilt_BT)
+    value_and_grad = jax.value_and_grad(chunked, (0, 2))
+    value, (gradient, head_gradient) = value_and_grad(hidden_BTD, targets_BT, head)
+    value_2, (gradient_2, head_gradient_2) = value_and_grad(spoilt_BTD, spoilt_BT, head)
     assert value == value_2
+    np.testing.assert_array_equal(head_gradient["lm_head"], head_gradient_2["lm_head"])
     np.testing.assert_array_equal(gradient[mask_BT], gradient_2[mask_BT])
     assert not np.asarray(gradient)[~mask_BT].any() and not np.asarray(gradient_2)[~mask_BT].any()
     nothing = ce.cross_entropy(config, head, hidden_BTD, targets_BT, np.zeros_like(mask_BT))
