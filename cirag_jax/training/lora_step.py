@@ -1,8 +1,9 @@
-"""The training step of a LoRA adapter on a decoder with a frozen base.
+"""The training step of a decoder: of a LoRA adapter on a frozen base, or of all parameters.
 
-The base is an argument of every compiled function and is never donated. The adapter and its
-optimizer state are donated. Losses and gradients are summed over all micro-batches and divided by
-the total number of tokens, so the result does not depend on the division into micro-batches.
+A frozen base is an argument of every compiled function and is never donated. The trained parameters
+and their optimizer state are donated. Losses and gradients are summed over all micro-batches and
+divided by the total number of tokens, so the result does not depend on the division into
+micro-batches.
 """
 
 import operator
@@ -47,12 +48,15 @@ class Batch(NamedTuple):
 def hidden(
     config: DecoderConfig,
     params: Params,
-    adapter: nnx.State,
+    adapter: nnx.State | None,
     batch: Batch,
-    options: LoraOptions,
+    options: LoraOptions | None,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns the hidden states of a micro-batch, ``hidden_BTD`` in the compute dtype."""
+    """Returns the hidden states of a micro-batch, ``hidden_BTD`` in the compute dtype.
+
+    Without an adapter, ``options`` is None.
+    """
     return decoder.forward(
         config,
         params,
@@ -61,8 +65,8 @@ def hidden(
         positions_BT=batch.positions_BT,
         segments_BT=batch.segments_BT,
         shared_B=batch.shared_B,
-        adapter=lora.to_adapter(adapter),
-        lora=options,
+        adapter=None if adapter is None else lora.to_adapter(adapter),
+        lora=options or decoder.DEFAULT_LORA,
         dropout_key=dropout_key,
     )
 
@@ -70,19 +74,26 @@ def hidden(
 def loss(
     config: DecoderConfig,
     params: Params,
-    adapter: nnx.State,
+    adapter: nnx.State | None,
     batch: Batch,
-    options: LoraOptions,
+    options: LoraOptions | None,
     dropout_key: jax.Array | None = None,
     chunk: int = cross_entropy.CHUNK,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weighted sum of cross-entropies and the sum of weights, fp32 scalars.
 
-    It is differentiable with respect to ``adapter``. Dropout needs ``options.dropout`` and a key.
+    It is differentiable with respect to ``adapter``, or without an adapter to ``params``. Dropout
+    needs ``options.dropout`` and a key.
     """
     hidden_BTD = hidden(config, params, adapter, batch, options, dropout_key)
     return cross_entropy.cross_entropy(
-        config, params, hidden_BTD, batch.targets_BT, batch.mask_BT, chunk=chunk
+        config,
+        params,
+        hidden_BTD,
+        batch.targets_BT,
+        batch.mask_BT,
+        chunk=chunk,
+        train_head=adapter is None,
     )
 
 
@@ -94,15 +105,16 @@ def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
 class TrainStep:
     """The compiled training step, for states with the shapes and shardings of ``state``.
 
-    Call it under ``jax.set_mesh(mesh)``. ``chunk`` is passed to `cross_entropy.cross_entropy`.
-    ``traces`` counts compilations: one for each shape of a micro-batch (``gradient``), and one each
-    for adding and applying gradients (``add``, ``apply``).
+    Without ``lora_config``, all parameters of the decoder are trained. Call it under
+    ``jax.set_mesh(mesh)``. ``chunk`` is passed to `cross_entropy.cross_entropy`. ``traces`` counts
+    compilations: one for each shape of a micro-batch (``gradient``), and one each for adding and
+    applying gradients (``add``, ``apply``).
     """
 
     def __init__(
         self,
         config: DecoderConfig,
-        lora_config: LoraConfig,
+        lora_config: LoraConfig | None,
         tx: optax.GradientTransformation,
         state: TrainState,
         mesh: jax.sharding.Mesh,
@@ -110,7 +122,7 @@ class TrainStep:
         chunk: int = cross_entropy.CHUNK,
     ):
         self.config = config
-        self.options = lora.lora_options(lora_config, train=True)
+        self.options = lora.lora_options(lora_config, train=True) if lora_config else None
         self.tx = tx
         self.chunk = chunk
         self.traces = {"gradient": 0, "add": 0, "apply": 0}
@@ -130,44 +142,56 @@ class TrainStep:
     ) -> tuple[TrainState, Metrics]:
         """Runs one optimizer step on all micro-batches; donates ``state``.
 
-        ``params`` are the frozen base weights. ``batches`` are micro-batches of any shapes, placed
-        on the mesh with `place_batch`. Without supervised tokens the gradient is zero. ``run``
-        calls the compiled functions, see `rehearsal`.
+        ``params`` are the frozen base weights, ``{}`` if all are trained. ``batches`` are
+        micro-batches of any shapes, placed on the mesh with `place_batch`. Without supervised
+        tokens the gradient is zero. ``run`` calls the compiled functions, see `rehearsal`.
 
         Returns:
           The new state, and metrics as device scalars: mean loss, sum of token weights, and norms
-          of gradient, update and adapter.
+          of gradient, update and trained parameters.
         """
-        total, adapter = None, precision.round_weights(state.params, self.config.dtype, run)
+        total, trained = None, precision.round_weights(state.params, self.config.dtype, run)
+        if self.options is None:
+            trained = sharding.gather_fsdp(trained, run)
         for index, batch in enumerate(batches):
-            piece = run(self._gradient, adapter, params, batch, state.key, state.step, index)
+            piece = run(self._gradient, trained, params, batch, state.key, state.step, index)
             total = piece if total is None else run(self._add, total, piece)
             del piece  # Frees the gradient before the next one is computed.
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
         return run(self._apply, state, total)
 
-    def _gradient_of(self, adapter, params, batch, key, step, index):
+    def _gradient_of(self, trained, params, batch, key, step, index):
         """Returns gradient, summed loss and summed weight of a micro-batch, kept per shard."""
         self.traces["gradient"] += 1
-        if self.options.dropout > 0.0:
+        if self.options is not None and self.options.dropout > 0.0:
             key = jax.random.fold_in(jax.random.fold_in(key, step), index)
         else:
             key = None
 
-        def shard_gradient(replicated, batch, key):
-            adapter, params = replicated
+        def shard_gradient(whole, batch, key):
+            trained, params = whole
 
-            def total(buffers):
-                trained = precision.redirect_gradients(adapter, buffers)
-                return loss(self.config, params, trained, batch, self.options, key, self.chunk)
+            def loss_of_adapter(buffers):
+                adapter = precision.redirect_gradients(trained, buffers)
+                return loss(self.config, params, adapter, batch, self.options, key, self.chunk)
 
-            buffers = precision.gradient_buffers(adapter)
-            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(buffers)
+            def loss_of_all(trained):
+                params = decoder_params.to_params(trained)
+                return loss(self.config, params, None, batch, None, None, self.chunk)
+
+            if self.options is None:
+                total, at = loss_of_all, trained
+            else:
+                total, at = loss_of_adapter, precision.gradient_buffers(trained)
+            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(at)
+            # Layers in bfloat16 have gradients in bfloat16 within a micro-batch.
+            gradient = jax.tree.map(lambda x: x.astype(jnp.float32), gradient)
             return jax.tree.map(lambda x: x[None], (gradient, value, count))
 
-        specs = (jax.sharding.PartitionSpec(), decoder_params.fsdp_specs(self.config))
-        gradient, *sums = sharding.map_shards(shard_gradient, specs)((adapter, params), batch, key)
+        whole = jax.sharding.PartitionSpec()
+        specs = (whole, decoder_params.fsdp_specs(self.config) if params else whole)
+        gradient, *sums = sharding.map_shards(shard_gradient, specs)((trained, params), batch, key)
         return sharding.constrain_per_shard(gradient), *sums
 
     def _sum(self, total, piece):
