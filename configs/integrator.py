@@ -69,6 +69,8 @@ def trainer(component: str) -> Any:
         str
     )  # float32 | bfloat16; null is float32 on a CPU, else bfloat16.
     config.model.remat = "projections"  # Recomputed activations: off | projections | full
+    # Train all parameters, embeddings and output layer included, instead of an adapter.
+    config.full_parameters = False
     config.lora = ConfigDict()
     config.lora.rank = 16  # Rank of the LoRA matrices.
     config.lora.alpha = 32.0  # The adapter's output is scaled by alpha / rank.

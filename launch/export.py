@@ -13,16 +13,16 @@ from cirag_jax.errors import UserError
 def main(config, workdir):
     """Writes ``workdir/model``, which other libraries can load.
 
-    Aligners and cross-encoders load in sentence-transformers, adapters (integrator, extractor,
-    reader) in PEFT, and merged adapters in transformers.
+    Aligners and cross-encoders load in sentence-transformers, adapters of language models in PEFT,
+    and merged adapters and completely trained language models in transformers.
     """
-    from cirag_jax.models.io.workdir import ADAPTER_COMPONENTS, trained_component
+    from cirag_jax.models.io.workdir import RANKERS, trained_component
 
     if not config.checkpoint:
         raise UserError("config.checkpoint is required: a training workdir")
     folder = workdir / "model"
     component = trained_component(config.checkpoint)
-    if component in ADAPTER_COMPONENTS:
+    if component and component not in RANKERS:
         details = _adapter(config, folder)
     else:
         if config.rank and component != "aligner":
@@ -46,7 +46,12 @@ def _adapter(config, folder):
         average_with=config.average_with,
         share=config.share,
     )
-    return {"step": meta["step"], "model": meta["model"], "merged": config.merge, **meta["lora"]}
+    return {
+        "step": meta["step"],
+        "model": meta["model"],
+        "merged": config.merge,
+        **(meta["lora"] or {}),
+    }
 
 
 def _cross_encoder(config, folder):

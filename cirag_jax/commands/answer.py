@@ -105,7 +105,7 @@ def warn_of_untrained_integrators(runs: Mapping[str, PlannedRun]) -> None:
         if "integrator" not in run.task.needs.roles or run.config.integrator.backend == "openai":
             continue  # A server may have merged an adapter into its model.
         shown = block.get("few_shot") or block.get("prefilled_headers")
-        if run.config.integrator.adapter is None and not shown:
+        if workdir_lib.trained_spec(run.config.integrator) is None and not shown:
             say(
                 f"WARNING: {name}{': ' * bool(name)}config.integrator.adapter is not set, so the "
                 "integrator is not distilled (CIRAG's Table 2, w/o TD); train one with "
@@ -124,8 +124,8 @@ def _trainable_models(run: PlannedRun) -> Iterator[str]:
         if config.rankers[name].get("model"):
             yield config.rankers[name].model
     for role in needs.roles:
-        if config[role].adapter and config[role].backend != "openai":
-            yield config[role].adapter
+        if spec := workdir_lib.trained_spec(config[role]):
+            yield spec
 
 
 def execute(

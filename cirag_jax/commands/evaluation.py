@@ -100,6 +100,11 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
         student = block.copy_and_resolve_references()
         student.adapter = spec
         prompt_settings = meta.get("prompt") or {}
+        if "method" in prompt_settings:
+            raise UserError(
+                f"{spec} was trained on examples of {prompt_settings['method']}; evaluate it with "
+                f"launch/answer.py and --config.{role}.adapter={spec}."
+            )
         models[STUDENT] = Model(student, prompt_settings, workdir.training_ids(spec), schemas)
     if config.base.run or spec is None:
         models[BASE] = Model(block, {}, schemas=schemas)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from cirag_jax import cli
 from cirag_jax.commands import backends, identity, online
 from cirag_jax.commands import task as task_lib
 from cirag_jax.commands.pool import Pool
@@ -126,7 +127,7 @@ def open_handlers(
             say(", ".join(f"{count:,} {name}" for name, count in index.statistics().items()))
             handlers[requests.Anchor] = handlers_lib.AnchorHandler(index)
     for name in needs.rankers:
-        handlers[f"rankers.{name}"] = handlers_lib.RankHandler(_open_ranker(config, name, pool))
+        handlers[f"rankers.{name}"] = handlers_lib.RankHandler(pooled_ranker(config, name, pool))
     if "extractor" in roles:
         block = config.extractor
         settings = extraction.ExtractionSettings(
@@ -236,6 +237,9 @@ def warn_of_other_inputs(config: Config, task: task_lib.Task) -> None:
             spec = str(config.rankers[name].get("model") or config.encoder.model)
             if config.rankers[name].kind in ("bi_encoder", "aligner"):
                 _warn_of_inputs(spec, workdir.training_record(spec), here)
+    for role in task.needs.roles:
+        if spec := workdir.trained_spec(config[role]):
+            _warn_of_settings(config, spec, role)
     role = config.get("integrator")
     if "integrator" in task.needs.roles and role.backend != "openai" and role.adapter:
         block, name = method_block(config), f"config.{block_name(config.method)}"
@@ -247,6 +251,16 @@ def warn_of_other_inputs(config: Config, task: task_lib.Task) -> None:
             del here["num_candidates"]  # `check_adapters` warns of more candidates.
         here["encoder"] = "config.encoder.model", config.encoder.model
         _warn_of_inputs(role.adapter, meta, here)
+
+
+def _warn_of_settings(config: Config, spec: str, role: str) -> None:
+    """Warns of a student whose examples were collected with other settings of the method."""
+    meta = workdir.check_role(spec, role)
+    if "method" in (meta.get("prompt") or {}):
+        name = f"config.{block_name(config.method)}"
+        settings = cli.jsonable(task_lib.plain(method_block(config)))
+        here = {field: (f"{name}.{field}", value) for field, value in settings.items()}
+        _warn_of_inputs(spec, meta, here)
 
 
 def _warn_of_inputs(
@@ -263,17 +277,20 @@ def _warn_of_inputs(
 
 
 def check_adapters(config: Config, roles: Sequence[str]) -> None:
-    """Checks that adapters were trained for their roles and with the same prompt settings.
+    """Checks that students were trained for their roles and with the same prompt settings.
 
     Showing more candidates than in training only causes a warning.
     """
     for role in roles:
-        spec = config[role].adapter
-        if config[role].backend == "openai" or spec is None:
+        spec = workdir.trained_spec(config[role])
+        if spec is None:
             continue
         meta = workdir.check_role(spec, role)
-        if role == meta.get("component"):
+        if role in workdir.roles_of(meta):
             check_prompts(spec, meta)
+        if "method" in (meta.get("prompt") or {}):
+            _check_method(config, role, spec, meta["prompt"])
+            continue
         if role not in ("integrator", "reader"):
             continue
         block, name = method_block(config), f"config.{block_name(config.method)}"
@@ -281,11 +298,7 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
         if role == "integrator" and trained:
             trained = {"units": "triple", **trained}  # older checkpoints do not record the units
         wrong = [field for field, value in trained.items() if block.get(field, value) != value]
-        if wrong:
-            flags = " ".join(f"--{name}.{field}={trained[field]}" for field in wrong)
-            raise UserError(
-                f"{spec} was trained with different settings of {', '.join(wrong)}; set {flags}."
-            )
+        _check_none(wrong, spec, name, trained)
         number, limit = block.get("num_candidates", 0), meta.get("num_candidates") or 0
         if limit and number > limit:
             say(
@@ -294,18 +307,44 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
             )
 
 
+def _check_none(wrong: Sequence[str], spec: str, name: str, trained: Mapping[str, Any]) -> None:
+    """Raises `UserError` if settings in the block ``name`` differ from those in training."""
+    if wrong:
+        flags = " ".join(f"--{name}.{field}={trained[field]}" for field in wrong)
+        raise UserError(
+            f"{spec} was trained with different settings of {', '.join(wrong)}; set {flags}."
+        )
+
+
+def _check_method(config: Config, role: str, spec: str, prompt: Mapping[str, Any]) -> None:
+    """Checks that a student trained on examples has the method and prompts of its training."""
+    if prompt["method"] != config.method:
+        raise UserError(
+            f"{spec} was trained for the {role} of {prompt['method']}, not of {config.method}."
+        )
+
+    def digest(settings: Mapping[str, Any]) -> str:
+        return prompt_digests.prompt_digest({**prompt, "settings": settings})
+
+    now, trained = task_lib.plain(method_block(config)), prompt["settings"]
+    if digest(now) != digest(trained):
+        differing = [field for field in trained if field in now]
+        wrong = [f for f in differing if digest({**now, f: trained[f]}) != digest(now)]
+        _check_none(wrong, spec, f"config.{block_name(config.method)}", trained)
+
+
 def warn_of_own_prompts(config: Config, task: task_lib.Task) -> None:
     """Warns of adapters that were trained with other prompts than those of the run."""
     for role in task_lib.roles_of(config, task.needs):
-        spec = config[role].adapter
-        if config[role].backend == "openai" or spec is None:
+        spec = workdir.trained_spec(config[role])
+        if spec is None:
             continue
         meta = workdir.check_role(spec, role)
-        if meta.get("component") != role:
+        if role not in workdir.roles_of(meta):
             continue
-        own = {n: own for n, own in task.own_prompts.items() if n.partition(".")[0] == role}
-        trained = meta.get("own_prompts")
-        if trained != (own_prompts.digest(own) if own else None):
+        trained, own = meta.get("own_prompts"), own_prompts.of_role(task.own_prompts, role)
+        trained = trained.get(role) if isinstance(trained, Mapping) else trained
+        if trained != own:
             first = "the prompts of a file" if trained else "this package's prompts"
             second = f"{config.prompt_file} has others" if own else "this run has the package's"
             say(f"WARNING: {spec} was trained with {first}, but {second} for the {role}")
@@ -364,7 +403,8 @@ def _open_models(
     return handlers
 
 
-def _open_ranker(config: Config, name: str, pool: Pool) -> Ranker:
+def pooled_ranker(config: Config, name: str, pool: Pool) -> Ranker:
+    """Returns the ranker ``config.rankers.NAME``, which the runs of a pool share."""
     key = [config.rankers[name].to_dict(), config.encoder.to_dict()]
     return pool.get("rankers", key, lambda: open_ranker(config, name, pool.encoder))
 

@@ -251,14 +251,19 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     model = dataclasses.replace(model, attention=attention)
     _check_heads(config, model.num_heads)
     layout = adapter.make_layout(config, mesh, model.max_positions)
-    lora_config = adapter.make_lora(config).for_model(model)
+    lora_config = adapter.make_lora(config, model)
 
     # The loss loops over chunks of tokens, at most this many times.
     rounds = -(-layout.length * config.rows_per_device // config.chunk)
     rehearsal = Rehearsal(mesh, bfloat16=dtype == "bfloat16", loops=rounds)
-    base = decoder_params.to_params(rehearsal.place(decoder_params.abstract_params(model)))
     tx = optimizers.make_optimizer(config.optimizer, 1)
-    fresh = lora.abstract_adapter(model, lora_config)
+    base: Any = {}
+    if lora_config is None:
+        model = dataclasses.replace(model, param_dtype="float32")
+        fresh = decoder_params.abstract_params(model)
+    else:
+        base = decoder_params.to_params(rehearsal.place(decoder_params.abstract_params(model)))
+        fresh = lora.abstract_adapter(model, lora_config)
     state = rehearsal.place(state_lib.abstract_state(fresh, tx))
     ones_T = np.ones(layout.length, np.int32)
     example = Example(ones_T, ones_T.astype(np.float32), ones_T.astype(np.uint8), "")
@@ -269,18 +274,20 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
 
     pieces = packing.micro_batches([example], rows, layout, 0)
     batches = [jax.tree.map(place, piece.batch) for piece in pieces]
-    parts = {"base": bytes_of(base), **_parts(state, dtype), "batch": bytes_of(batches)}
+    frozen = {"base": bytes_of(base)} if base else {}
+    parts = {**frozen, **_parts(state, dtype), "batch": bytes_of(batches)}
     step = lora_step.TrainStep(model, lora_config, tx, state, mesh, chunk=config.chunk)
     step(state, base, batches, rehearsal)
 
     tokens = layout.rows_per_step * layout.length
     flops = mfu.lora_flops(
         model,
-        lora_config.rank,
-        lora_config.names,
+        lora_config.rank if lora_config else 0,
+        lora_config.names if lora_config else (),
         tokens=tokens,
         supervised=tokens,
         attended=tokens * layout.length,
+        is_frozen=lora_config is not None,
     )
     steps = config.num_steps or None
     if config.examples and not steps:

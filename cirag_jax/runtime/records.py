@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.identity import check_same
 from cirag_jax.llm.types import Usage
 from cirag_jax.runtime import codec
-from cirag_jax.runtime.requests import Request, RequestError, Response
+from cirag_jax.runtime.requests import Generate, Generated, Request, RequestError, Response
 from cirag_jax.sqlite import Database
 from cirag_jax.types import Passage
 
@@ -32,6 +32,14 @@ class RequestKey:
     program: str
     ordinal: int
     part: int = 0
+
+
+class Generation(NamedTuple):
+    """A request for a text, its position, and its response."""
+
+    key: RequestKey
+    request: Generate
+    response: Generated
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -280,6 +288,23 @@ CREATE TABLE responses (
             "SELECT value FROM meta WHERE key = 'forgotten' OR key GLOB 'counted/*'"
         )
         return sum((msgspec.json.decode(row[0], type=Totals) for row in rows), start=Totals())
+
+    def generations(self, program: str) -> list[Generation]:
+        """Returns the generations of a program that did not fail, in order."""
+        query = (
+            "SELECT ordinal, part, request, response FROM responses WHERE program = ? "
+            "AND json_extract(request, '$.kind') = 'generate' "
+            "AND json_extract(response, '$.error') IS NULL ORDER BY ordinal, part"
+        )
+        with _reporting_damage(self.path, program, "conversation"):
+            return [
+                Generation(
+                    RequestKey(program, ordinal, part),
+                    msgspec.json.decode(request, type=Generate),
+                    msgspec.json.decode(response, type=Generated),
+                )
+                for ordinal, part, request, response in self._rows(query, (program,))
+            ]
 
     def replay(self, key: RequestKey, request: Request) -> Response | RequestError | None:
         """Returns the recorded response to a request, if there is one."""

@@ -1,6 +1,6 @@
-"""Trains LoRA adapters: integrator (CIRAG, sections 3.5 and B.4), extractor and reader.
+"""Trains language models: CIRAG's integrator (sections 3.5 and B.4), and all other roles.
 
-The three adapters differ only in their training examples (`training.data.conversations`).
+Roles differ only in their training examples (`training.data.conversations`).
 """
 
 import dataclasses
@@ -37,10 +37,10 @@ from cirag_jax.types import Config
 
 
 def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Trains an adapter, or resumes its training, and returns the best dev losses.
+    """Trains an adapter, or all parameters, or resumes training; returns the best dev losses.
 
-    Writes ``checkpoints/`` (adapter and optimizer state), ``metrics.jsonl`` and TensorBoard events
-    to ``workdir``.
+    Writes ``checkpoints/`` (trained parameters and optimizer state), ``metrics.jsonl`` and
+    TensorBoard events to ``workdir``.
 
     Returns:
       The progress: ``complete``, ``step``, ``total_steps`` and ``epochs``, with the ``tokens`` and
@@ -56,15 +56,18 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Mesh and base --------------------------------------------------------------------------
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     spec = config.model.spec or DEFAULT_DECODER
-    base = load_decoder(spec, dtype=config.model.dtype, mesh=mesh, remat=config.model.remat)
+    precisions: dict[str, Any] = {"dtype": config.model.dtype}
+    if config.full_parameters:
+        precisions["param_dtype"] = "float32"
+    base = load_decoder(spec, **precisions, mesh=mesh, remat=config.model.remat)
     model_config = base.config
     if config.packing:  # See `decoder.choose_attention`.
         attention = decoder.choose_attention(model_config, packed=True)
         model_config = dataclasses.replace(model_config, attention=attention)
-    params = decoder_params.to_params(base.state)
-    tokenizer = ChatTokenizer.load(base.folder)
-    check_tokenizer(tokenizer, model_config.vocab_size, base.folder)
-    lora_config = make_lora(config).for_model(model_config)
+    folder = base.folder
+    tokenizer = ChatTokenizer.load(folder)
+    check_tokenizer(tokenizer, model_config.vocab_size, folder)
+    lora_config = make_lora(config, model_config)
 
     # ---- Data -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, model_config.max_positions)
@@ -92,9 +95,13 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Step -----------------------------------------------------------------------------------
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
-    adapter, earlier_ids = initial_adapter(config, model_config, lora_config, mesh)
+    params, trained, earlier_ids = {}, base.state, ()
+    if lora_config is not None:
+        params = decoder_params.to_params(base.state)
+        trained, earlier_ids = initial_adapter(config, model_config, lora_config, mesh)
     num_dev_trained_on = count_dev_trained_on(config, earlier_ids, data)
-    state = state_lib.make_state(adapter, tx, config.seed, mesh)
+    state = state_lib.make_state(trained, tx, config.seed, mesh)
+    del base, trained  # Frees weights that `make_state` copied.
     train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
 
     def train_on(state: state_lib.TrainState, pieces: Sequence[MicroBatch]) -> Any:
@@ -110,10 +117,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         model_config, lora_config, params, data.dev, layout, tokenizer, mesh, chunk=config.chunk
     )
     meta = {
-        "component": config.component,
+        "component": component_of(config),
         "model": state_lib.absolute(spec),
-        "inside": text_prefix(base.folder),
-        "lora": lora_description(lora_config),
+        "inside": text_prefix(folder),
+        "lora": lora_description(lora_config) if lora_config else None,
         "length": layout.length,
         "prompt": data.prompt_settings,
         "prompt_digest": data.prompt_digest,
@@ -159,7 +166,14 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 # Fields that may differ when training resumes: paths of the examples (whose contents are compared),
 # and the number of rows per device, which depends on the mesh.
-MAY_DIFFER = ("trajectories", "dev", "prompt_file", "rows_per_device")
+MAY_DIFFER = ("trajectories", "conversations", "dev", "prompt_file", "rows_per_device")
+
+
+def component_of(config: Config) -> str:
+    """Returns the component that is trained: a role, or several that are joined by "+"."""
+    if config.component != "role":
+        return config.component
+    return "+".join(conversations.roles_of(config))
 
 
 def check_config(config: Config) -> None:
@@ -169,6 +183,11 @@ def check_config(config: Config) -> None:
     check_at_least(0, config, "max_tokens", "num_dev")
     optional = ("num_trajectories", "kept_weight", "stop_weight", "answer_weight")
     check_at_least(0, config, *(name for name in optional if name in config))
+    if config.full_parameters and config.lora.start is not None:
+        raise UserError(
+            "config.full_parameters=true trains no adapter, so config.lora.start must be null; "
+            "merge the adapter into a model (launch/export.py) and set config.model.spec."
+        )
     check_choice("config.model.remat", config.model.remat, ("off", "projections", "full"))
     buckets = tuple(config.buckets)
     if list(buckets) != sorted(set(buckets)) or any(b < 1 for b in buckets):
@@ -188,10 +207,12 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> 
     return Layout(config.length, config.packing, (*buckets, config.length), config.batch_size, rows)
 
 
-def make_lora(config: Config) -> LoraConfig:
-    """Returns the hyper-parameters of the adapter."""
+def make_lora(config: Config, model: DecoderConfig) -> LoraConfig | None:
+    """Returns the hyper-parameters of the adapter; None if all parameters are trained."""
+    if config.full_parameters:
+        return None
     fields = {field.name: config.lora[field.name] for field in dataclasses.fields(LoraConfig)}
-    return LoraConfig(**{**fields, "alpha": float(config.lora.alpha)})
+    return LoraConfig(**{**fields, "alpha": float(config.lora.alpha)}).for_model(model)
 
 
 def initial_adapter(
@@ -255,7 +276,7 @@ def metric_names(examples: Sequence[Example]) -> list[str]:
 
 def make_evaluate(
     config: DecoderConfig,
-    lora_config: LoraConfig,
+    lora_config: LoraConfig | None,
     params: Params,
     examples: Sequence[Example],
     layout: Layout,
@@ -264,21 +285,25 @@ def make_evaluate(
     *,
     chunk: int = cross_entropy.CHUNK,
 ) -> Callable[[nnx.State], dict[str, float]]:
-    """Returns a function that computes the dev losses of an adapter.
+    """Returns a function that computes the dev losses of trained parameters.
 
-    Call the function under ``jax.set_mesh(mesh)``. ``dev/loss`` is the mean over all supervised
-    tokens in nats. ``dev/loss_rationale``, ``dev/loss_facts`` and so on are the means over the
-    tokens of one part of the output (`Part`).
+    ``params`` are the frozen base weights; without ``lora_config``, there are none. Call the
+    function under ``jax.set_mesh(mesh)``. ``dev/loss`` is the mean over all supervised tokens in
+    nats. ``dev/loss_rationale``, ``dev/loss_facts`` and so on are the means over the tokens of one
+    part of the output (`Part`).
     """
     if not examples:
-        return lambda adapter: {}
+        return lambda trained: {}
     plan = packing.make_plan(examples, layout, seed=0)
-    options = lora.lora_options(lora_config, train=False)
+    options = lora.lora_options(lora_config, train=False) if lora_config else None
     parts = _supervised_parts(examples)
 
     @jax.jit
-    def losses(params, adapter, batch, part_BT):
+    def losses(params, trained, batch, part_BT):
         """Returns the summed loss and the number of tokens of each part, ``[P, 2]``."""
+        adapter = trained
+        if options is None:
+            params, adapter = decoder_params.to_params(trained), None
         hidden_BTD = lora_step.hidden(config, params, adapter, batch, options)
         sums = [
             cross_entropy.cross_entropy(
@@ -293,14 +318,14 @@ def make_evaluate(
         ]
         return jnp.stack([jnp.stack(pair) for pair in sums])
 
-    def evaluate(adapter: nnx.State) -> dict[str, float]:
+    def evaluate(trained: nnx.State) -> dict[str, float]:
         total_P2 = np.zeros((len(parts), 2))
         for rows in plan.steps:
             for piece in packing.micro_batches(examples, rows, layout, tokenizer.pad_id):
                 arrays: Any = (piece.batch, piece.part_BT)
                 placed: Any = lora_step.place_batch(arrays, mesh)
                 batch, part_BT = placed
-                total_P2 += np.asarray(losses(params, adapter, batch, part_BT), np.float64)
+                total_P2 += np.asarray(losses(params, trained, batch, part_BT), np.float64)
         loss, count = total_P2.sum(axis=0)
         losses_of_parts = [float(loss / count) for loss, count in total_P2]
         values = [float(loss / max(count, 1.0)), *losses_of_parts]
@@ -309,9 +334,10 @@ def make_evaluate(
     return evaluate
 
 
-def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Describe:
+def make_describe(config: DecoderConfig, lora_config: LoraConfig | None) -> Describe:
     """Returns a function that adds the throughput of a step to its metrics, for `fit`."""
     peak = mfu.peak_flops(jax.devices()[0].device_kind)
+    rank, targets = (lora_config.rank, lora_config.names) if lora_config else (0, ())
 
     def describe(values: dict[str, float], pieces: Sequence[MicroBatch], seconds: float) -> None:
         tokens = sum(piece.tokens for piece in pieces)
@@ -323,11 +349,12 @@ def make_describe(config: DecoderConfig, lora_config: LoraConfig) -> Describe:
         if peak is not None:
             flops = mfu.lora_flops(
                 config,
-                lora_config.rank,
-                lora_config.names,
+                rank,
+                targets,
                 tokens=tokens,
                 supervised=supervised,
                 attended=sum(piece.attended for piece in pieces),
+                is_frozen=lora_config is not None,
             )
             values["mfu"] = flops / seconds / (peak * jax.device_count())
 

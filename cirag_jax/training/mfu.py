@@ -59,13 +59,14 @@ def lora_flops(
     tokens: int,
     supervised: int,
     attended: int,
+    is_frozen: bool = True,
 ) -> float:
     """Returns the floating-point operations of one gradient of an adapter with a frozen base.
 
     The number is ``(4 P + 6 A) tokens + 4 V D supervised + 6 L N H attended``, with P weights in
     the linear layers, A in the adapter and V D in the output layer, L layers and N heads of size H.
-    In a mixture of experts, P counts the experts that a token uses.
-    The backward pass of the frozen base needs one product instead of two. Causal attention needs
+    In a mixture of experts, P counts the experts that a token uses. The backward pass of the frozen
+    base needs one product instead of two; without ``is_frozen``, 4 is 6. Causal attention needs
     half of the scores. Only supervised tokens need the output layer. Recomputation, padding, norms
     and the optimizer are not counted.
 
@@ -83,23 +84,28 @@ def lora_flops(
         adapter += config.num_layers * rank * sum(shape)
     head = config.d_model * config.vocab_size
     attention = config.num_layers * config.num_heads * config.head_dim
-    dense = (4.0 * linear + 6.0 * adapter) * tokens
-    return dense + 4.0 * head * supervised + 6.0 * attention * attended
+    factor = 4.0 if is_frozen else 6.0
+    dense = (factor * linear + 6.0 * adapter) * tokens
+    return dense + factor * head * supervised + 6.0 * attention * attended
 
 
 def embedder_flops(config: EncoderConfig | EmbedderConfig, *, tokens: int, attended: int) -> float:
     """Returns the floating-point operations of one gradient of a text encoder.
 
-    For a decoder, see `lora_flops`; training all its parameters takes half as many more. Pooling,
-    latent attention and dense layers are not counted.
+    For a decoder, see `lora_flops`. Pooling, latent attention and dense layers are not counted.
     """
     if not isinstance(config, EmbedderConfig):
         return encoder_flops(config, tokens=tokens, attended=attended)
     rank, targets = (0, ()) if config.lora is None else (config.lora.rank, config.lora.names)
-    flops = lora_flops(
-        config.decoder, rank, targets, tokens=tokens, supervised=0, attended=attended
+    return lora_flops(
+        config.decoder,
+        rank,
+        targets,
+        tokens=tokens,
+        supervised=0,
+        attended=attended,
+        is_frozen=config.lora is not None,
     )
-    return flops if config.lora else 1.5 * flops
 
 
 def encoder_flops(config: EncoderConfig, *, tokens: int, attended: int) -> float:

@@ -189,16 +189,16 @@ def test_initial_adapter_is_loaded_from_start(trained, folders, tmp_path):
     base = load_decoder(str(folders[0]))
     mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
     state_from_start, earlier_ids = adapter.initial_adapter(
-        config, base.config, adapter.make_lora(config), mesh
+        config, base.config, adapter.make_lora(config, base.config), mesh
     )
     state, _, meta = open_adapter(spec)
     assert hash_arrays(state_from_start) == hash_arrays(state) and earlier_ids == meta["trained_on"]
     config.lora.rank = 2
     with pytest.raises(UserError, match="has rank 4, scale"):
-        adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
+        adapter.initial_adapter(config, base.config, adapter.make_lora(config, base.config), mesh)
     config.lora.rank, config.component = 4, "reader"  # Any component may be the start.
     state_from_start, earlier_ids = adapter.initial_adapter(
-        config, base.config, adapter.make_lora(config), mesh
+        config, base.config, adapter.make_lora(config, base.config), mesh
     )
     assert hash_arrays(state_from_start) == hash_arrays(state) and earlier_ids == meta["trained_on"]
 
@@ -223,7 +223,7 @@ def test_describe_supervised_tokens_ignore_weights(folders, monkeypatch):
     piece = MicroBatch(batch, np.zeros((1, 4), np.uint8), tokens=4, attended=16)
     monkeypatch.setattr(mfu, "peak_flops", lambda kind: 1e6)
     values = {"loss": 1.0, "tokens": 4.5}
-    lora_config = adapter.make_lora(config)
+    lora_config = adapter.make_lora(config, model)
     adapter.make_describe(model, lora_config)(values, [piece, piece], 2.0)
     assert values["supervised_tokens"] == 4 and "tokens" not in values
     flops = mfu.lora_flops(
@@ -314,7 +314,9 @@ def test_train_steps_that_are_not_finite_stop_with_the_first_weights(folders, tm
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.all_steps() == [1, 2]
     base, mesh = load_decoder(str(folders[0])), sharding.make_mesh(1, 1, 1)
-    first, _ = adapter.initial_adapter(config, base.config, adapter.make_lora(config), mesh)
+    first, _ = adapter.initial_adapter(
+        config, base.config, adapter.make_lora(config, base.config), mesh
+    )
     assert hash_arrays(open_adapter(str(tmp_path))[0]) == hash_arrays(first)
 
 
@@ -351,6 +353,6 @@ def test_lora_flops_of_experts_equal_hand_computed_value():
     assert fused == (4 * linear + 6 * adapter) * 10 + attended
     embedder = EmbedderConfig(config, 0)
     whole = mfu.embedder_flops(embedder, **sizes)
-    assert whole == 6 * linear * 10 + 1.5 * attended
+    assert whole == 6 * linear * 10 + attended
     lora = dataclasses.replace(embedder, lora=LoraConfig(2, targets=("qkv_proj",)))
     assert mfu.embedder_flops(lora, **sizes) == fused

@@ -309,6 +309,12 @@ def digest(own_prompts: OwnPrompts) -> str:
     return hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def of_role(own_prompts: OwnPrompts, role: str) -> str | None:
+    """Returns the digest of the prompts of a role, or None if it has none."""
+    own = {name: each for name, each in own_prompts.items() if name.partition(".")[0] == role}
+    return digest(own) if own else None
+
+
 # --------------------------------------------------------------------------------------- the file
 
 

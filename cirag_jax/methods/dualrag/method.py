@@ -106,8 +106,8 @@ def dualrag(question: Question, config: DualragConfig) -> Program[Prediction]:
             steps.append(Step(state.question, thought=thought, response=response))
             break
         documents = yield from retrieve(state, queries, config)
-        fragments = yield from aggregate(state, queries, documents, config)
-        steps.append(_step(thought, response, queries, documents, fragments))
+        fragments, new = yield from aggregate(state, queries, documents, config)
+        steps.append(_step(thought, response, queries, documents, fragments, new))
     attempt = yield from answer(state, config)
     return Prediction(
         attempt.answer,
@@ -296,10 +296,13 @@ def _rerank(queries: Queries, pools: Documents, config: DualragConfig) -> Progra
 
 def aggregate(
     state: State, queries: Queries, documents: Documents, config: DualragConfig
-) -> Program[Fragments]:
-    """Adds a fragment k_e about each entity's new documents to the outline K (Eq. 9 and 10)."""
+) -> Program[tuple[Fragments, Documents]]:
+    """Adds a fragment k_e about each entity's new documents to the outline K (Eq. 9 and 10).
+
+    Returns the fragments that are not empty, and the new documents of each entity.
+    """
     if not config.use_outline:
-        return {}
+        return {}, {}
     if not config.use_entities:
         documents = _by_title(documents)
     new = {
@@ -308,7 +311,7 @@ def aggregate(
     }
     new = {entity: passages for entity, passages in new.items() if passages}
     if not new:
-        return {}
+        return {}, {}
     state.summarized.update((entity, p.id) for entity, passages in new.items() for p in passages)
     if config.summarizer == "model":
         fragments = yield from _summarize(state, queries, new)
@@ -317,7 +320,7 @@ def aggregate(
     fragments = {entity: fragment for entity, fragment in fragments.items() if fragment}
     for entity, fragment in fragments.items():
         state.outline.setdefault(entity, []).append(fragment)
-    return fragments
+    return fragments, new
 
 
 def _by_title(documents: Documents) -> Documents:
@@ -394,11 +397,20 @@ def answer(state: State, config: DualragConfig) -> Program[Attempt]:
 
 
 def _step(
-    thought: str, response: str, queries: Queries, documents: Documents, fragments: Fragments
+    thought: str,
+    response: str,
+    queries: Queries,
+    documents: Documents,
+    fragments: Fragments,
+    new: Documents,
 ) -> Step[str]:
     first, *more = (query for entity in queries for query in queries[entity])
     kept = tuple(dict.fromkeys(p.id for passages in documents.values() for p in passages))
-    notes = {"queries": {e: list(queries[e]) for e in queries}, "learnt": dict(fragments)}
+    notes = {
+        "queries": {e: list(queries[e]) for e in queries},
+        "learnt": dict(fragments),
+        "read": {e: [passage.id for passage in new[e]] for e in new},
+    }
     return Step(
         first,
         kept,

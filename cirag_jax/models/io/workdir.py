@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from cirag_jax.errors import UserError, check_choice
-from cirag_jax.io import is_training_workdir, local_path
+from cirag_jax.io import is_training_workdir, local_path, write_json
 from cirag_jax.models import decoder_params, link_head, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.decoder import DecoderConfig
@@ -23,7 +23,12 @@ from cirag_jax.models.io import encoder_adapter, peft_format, pretrained_decoder
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
-from cirag_jax.models.io.pretrained_decoder import hub_id, read_decoder_config, resolve_decoder
+from cirag_jax.models.io.pretrained_decoder import (
+    TextDecoder,
+    hub_id,
+    read_decoder_config,
+    resolve_decoder,
+)
 from cirag_jax.models.io.tensor_files import check_tensor
 from cirag_jax.models.io.weights import to_tensors
 from cirag_jax.models.lora import LoraConfig
@@ -163,8 +168,9 @@ def training_record(spec: str) -> dict[str, Any]:
     return read_training(local_path(spec))
 
 
-# Components that are trained as adapters.
+# Roles whose adapters fit no other role. The roles of other methods also accept these adapters.
 ADAPTER_COMPONENTS = ("integrator", "extractor", "reader")
+RANKERS = ("aligner", "cross_encoder")  # All other components are roles of language models.
 
 
 def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
@@ -173,23 +179,60 @@ def open_adapter(spec: str) -> tuple[nnx.State, LoraConfig, dict[str, Any]]:
     The adapter is the state of a `lora.Lora`, on the first device. In the metadata, ``model`` is
     the base model and ``revision`` is a hash of the adapter.
     """
-    with _best(spec, *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
+    with _best(spec) as (checkpoints, step, meta):
+        _require_adapter(spec, meta)
         config = LoraConfig(**meta["lora"])
         base, _ = read_decoder_config(resolve_decoder(meta["model"]))
         state = _restore(checkpoints, step, lora.abstract_adapter(base, config))
     return state, config, {**meta, "step": step, "revision": f"sha256:{hash_arrays(state)}"}
 
 
+def _require_adapter(spec: str, meta: Mapping[str, Any]) -> None:
+    if meta.get("lora", {}) is None:
+        raise UserError(
+            f"{spec} has no adapter, because all parameters were trained; export it "
+            "(launch/export.py) and use the exported folder as the model"
+        )
+
+
+def open_trained_decoder(spec: str) -> tuple[TextDecoder, dict[str, Any]]:
+    """Returns the best checkpoint of a workdir that trained all parameters, and its metadata.
+
+    The weights are float32, on the first device.
+    """
+    with _best(spec) as (checkpoints, step, meta):
+        folder = resolve_decoder(meta["model"])
+        config, raw = read_decoder_config(folder)
+        state = _restore(checkpoints, step, decoder_params.abstract_params(config))
+    decoder = TextDecoder(config, state, folder, spec, raw["model_type"], raw)
+    return decoder, {**meta, "step": step}
+
+
+def trained_spec(block: Any) -> str | None:
+    """Returns the trained part of a language model: its adapter, or an exported model.
+
+    ``block`` is a config of a language model. Returns None if nothing was trained here.
+    """
+    if block.backend == "openai":
+        return None
+    if block.adapter is not None:
+        return block.adapter
+    return block.model if block.model and read_training(local_path(block.model)) else None
+
+
 def check_role(spec: str, role: str) -> dict[str, Any]:
     """Checks that an adapter was trained for a role, and returns its training metadata.
 
     ``spec`` is a workdir or a folder in PEFT's format. The roles ``integrator``, ``extractor`` and
-    ``reader`` need an adapter trained for that role; any other role accepts any adapter. The
-    metadata of a folder from another program is empty, and the folder passes the check.
+    ``reader`` need an adapter trained for that role; any other role also accepts adapters of these
+    three, and the role ``start`` accepts any adapter. The metadata of a folder from another program
+    is empty, and the folder passes the check.
     """
-    roles = [role] if role in ADAPTER_COMPONENTS else ADAPTER_COMPONENTS
+    roles = [role] if role in ADAPTER_COMPONENTS else [role, *ADAPTER_COMPONENTS]
+    roles = [] if role == "start" else roles
     if is_training_workdir(spec):
         with _best(spec, *roles) as (_, _, meta):
+            _require_adapter(spec, meta)
             return meta
     meta = read_training(local_path(spec))
     if meta:
@@ -213,7 +256,7 @@ _ADAPTER_FIELDS = (
 
 def base_model_of(spec: str) -> str:
     """Returns the base model of a workdir's adapter, as written in the trainer's config."""
-    with _best(spec, *ADAPTER_COMPONENTS) as (_, _, meta):
+    with _best(spec) as (_, _, meta):
         return str(meta["model"])
 
 
@@ -258,7 +301,8 @@ def export_adapter(
 ) -> dict[str, Any]:
     """Writes a workdir's best adapter in PEFT's format, and returns its metadata.
 
-    An earlier adapter in ``folder`` is replaced. A merged model needs an empty folder.
+    An earlier adapter in ``folder`` is replaced. A merged model needs an empty folder. If all
+    parameters were trained, the trained model is written.
 
     Args:
       spec: the workdir.
@@ -273,6 +317,10 @@ def export_adapter(
     check_choice("config.dtype", dtype, (None, *get_args(Dtype)))
     if average_with is None and share is not None:
         raise UserError(f"config.share={share} needs config.average_with")
+    if training_record(spec).get("lora", {}) is None:
+        if average_with is not None:
+            raise UserError(f"config.average_with needs an adapter; {spec} is a complete model")
+        return _export_decoder(spec, folder, dtype)
     state, config, meta = open_adapter(spec)
     if average_with is not None:
         share = 0.5 if share is None else share
@@ -285,7 +333,6 @@ def export_adapter(
         ids = {*meta["trained_on"], *before.get("trained_on", ())}
         meta = {**meta, "trained_on": sorted(ids)}
     if not merge:
-        training = {name: meta.get(name) for name in _ADAPTER_FIELDS}
         base, card = hub_id(meta["model"]), _adapter_card(meta)
         dtype = dtype or "float32"
         save_adapter(
@@ -294,7 +341,7 @@ def export_adapter(
             folder,
             base,
             dtype=dtype,
-            training=training,
+            training={name: meta.get(name) for name in _ADAPTER_FIELDS},
             card=card,
             inside=meta.get("inside", ""),
         )
@@ -304,6 +351,17 @@ def export_adapter(
     )
     params = lora.merge(decoder_params.to_params(base.state), lora.to_adapter(state), config.scale)
     pretrained_decoder.save_decoder(base, params, folder)
+    return meta
+
+
+def _export_decoder(spec: str, folder: pathlib.Path, dtype: Dtype | None) -> dict[str, Any]:
+    """Writes a model whose parameters were all trained, with its training record."""
+    decoder, meta = open_trained_decoder(spec)
+    dtype = dtype or _stored_dtype(meta["model"])
+    params = jax.tree.map(lambda x: x.astype(dtype), decoder_params.to_params(decoder.state))
+    pretrained_decoder.save_decoder(decoder, params, folder)
+    record = {name: meta.get(name) for name in _ADAPTER_FIELDS}
+    write_json(folder / peft_format.TRAINING_FILE, record)
     return meta
 
 
@@ -368,7 +426,7 @@ def _export_lora(
 
 def best_checkpoint_folder(spec: str) -> tuple[pathlib.Path, str]:
     """Returns the folder of a workdir's best checkpoint, and the name of its base model."""
-    with _best(spec, "aligner", "cross_encoder", *ADAPTER_COMPONENTS) as (checkpoints, step, meta):
+    with _best(spec, None) as (checkpoints, step, meta):
         return checkpoints.directory / str(step), str(meta["model"])
 
 
@@ -381,10 +439,11 @@ def trained_component(spec: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[str, Any]]]:
+def _best(spec: str, *components: str | None) -> Iterator[tuple[Checkpoints, int, dict[str, Any]]]:
     """Yields a workdir's checkpoints, and the step and metadata of the best checkpoint.
 
     The trainer's metric determines the best checkpoint. Without metrics, it is the latest.
+    ``components`` are those that the workdir may have trained; see `_check_component`.
     """
     folder = pathlib.Path(spec).expanduser()
     with Checkpoints(folder, read_only=True) as checkpoints:
@@ -396,7 +455,7 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
         step = checkpoints.latest_step() if step is None else step
         assert step is not None  # `Checkpoints` requires at least one
         meta = checkpoints.meta(step)
-        if component in ADAPTER_COMPONENTS and "prompt" not in meta:
+        if component not in RANKERS and "prompt" not in meta:
             raise UserError(
                 f"{spec} has no prompt settings, because it was trained by an earlier version of "
                 "this program; train it again"
@@ -404,16 +463,28 @@ def _best(spec: str, *components: str) -> Iterator[tuple[Checkpoints, int, dict[
         yield checkpoints, step, meta
 
 
-def _check_component(spec: str, meta: dict[str, Any], components: Sequence[str]) -> str:
+def _check_component(spec: str, meta: dict[str, Any], components: Sequence[str | None]) -> str:
+    """Returns the component; raises unless it is one of ``components``.
+
+    Without ``components``, it must be a role of a language model; None stands for any component.
+    """
     component = _component(meta)
-    if component not in components:
-        raise UserError(
-            f"{spec} contains the component {component}; expected {' or '.join(components)}"
-        )
+    if not components:
+        expected, fits = "a role of a language model", component not in RANKERS
+    else:
+        expected = " or ".join(map(str, components))
+        fits = None in components or bool({*roles_of(meta)} & {*components})
+    if not fits:
+        raise UserError(f"{spec} contains the component {component}; expected {expected}")
     return component
 
 
-def _component(meta: dict[str, Any]) -> str:
+def roles_of(meta: Mapping[str, Any]) -> list[str]:
+    """Returns the roles that a model was trained for, or its only component."""
+    return _component(meta).split("+")
+
+
+def _component(meta: Mapping[str, Any]) -> str:
     return str(meta.get("component", "aligner"))
 
 

@@ -1,4 +1,4 @@
-"""Loads the training and dev examples of the integrator, the extractor and the reader."""
+"""Loads the training and dev examples of language models, for all of their roles."""
 
 import collections
 import functools
@@ -13,7 +13,9 @@ import numpy as np
 
 from cirag_jax.datasets import load
 from cirag_jax.datasets.references import select_references
+from cirag_jax.distill import examples as examples_lib
 from cirag_jax.distill import trajectories as trajectories_lib
+from cirag_jax.distill.examples import RoleExample
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.methods import prompt_digests
@@ -29,6 +31,7 @@ from cirag_jax.training.data.examples import Example, Part, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
 from cirag_jax.training.data.query_examples import WEIGHTS, written_queries
 from cirag_jax.training.data.reading_examples import Reading, ReadingSettings
+from cirag_jax.training.data.role_examples import role_examples
 from cirag_jax.types import Config, Dataset, Question, Trajectory
 
 Item = TypeVar("Item")
@@ -47,9 +50,10 @@ class Data(NamedTuple):
         same settings.
       num_candidates: maximum number of candidates per step in the trajectories; 0 without
         trajectories.
-      inputs: the values of `INPUTS` with which the trajectories were made, saved in the checkpoint.
-      own_prompts: digest of the integrator's prompt in ``config.prompt_file``, saved in the
-        checkpoint; None is this package's prompt.
+      inputs: the values of `INPUTS` with which the trajectories were made, or the method's settings
+        with which the examples were; saved in the checkpoint.
+      own_prompts: digest of the integrator's prompt in ``config.prompt_file``, or the digests by role
+        with which the examples were made; saved in the checkpoint. None is this package's prompt.
     """
 
     train: list[Example]
@@ -97,6 +101,7 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         "integrator": _decisions,
         "extractor": _extractions,
         "reader": _readings,
+        "role": _role_examples,
     }
     check_choice("config.component", config.component, loaders)
     data = loaders[config.component](config, tokenizer, max_length)
@@ -226,7 +231,7 @@ def _trajectories(
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file"
         )
-    _warn_of_held_out(paths)
+    _warn_of_held_out(map(_sidecar, paths))
     train = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
     dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
     units = trajectories_lib.units_of([*train, *dev])
@@ -279,9 +284,9 @@ def _sidecar(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
     return file, trajectories_lib.read_sidecar(path) if file.is_file() else {}
 
 
-def _warn_of_held_out(paths: Sequence[str]) -> None:
-    """Warns if trajectories answer questions that are meant for evaluation."""
-    for file, sidecar in map(_sidecar, paths):
+def _warn_of_held_out(sidecars: Iterable[tuple[pathlib.Path, Mapping[str, Any]]]) -> None:
+    """Warns if training data answers questions that are meant for evaluation."""
+    for file, sidecar in sidecars:
         for place, count in (sidecar.get("held_out") or {}).items():
             state_lib.announce(
                 f"WARNING: {file}: training on up to {count} questions of {place}; do not evaluate "
@@ -409,8 +414,7 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     train, without_gold = read_folders(config, settings, config.data.split, config.data.fold)
     if config.dev.split:
         dev, _ = read_folders(config, settings, config.dev.split, config.dev.fold, "config.dev.")
-        order = np.random.default_rng(config.seed).permutation(len(dev))
-        dev = [dev[i] for i in sorted(order[: config.num_dev or len(dev)])]
+        dev = _draw(dev, config.num_dev, config.seed)
         _check_disjoint(train, dev, lambda reading: reading.question.id, "questions")
     else:
         train, dev = _hold_out(config, train, lambda reading: reading.question.id)
@@ -432,3 +436,115 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         "left_out_of_dev": dev_reasons,
     }
     return Data(train_examples, dev_examples, counts, {"reader_format": settings.reader_format})
+
+
+# --------------------------------------------------------------------------------------- any role
+
+
+def roles_of(config: Config) -> list[str]:
+    """Returns the roles of ``config.role``, which is one role or several."""
+    roles = _paths(config.role)
+    if not roles:
+        raise UserError(
+            "config.role is required: the role to train, such as reasoner, or a tuple of roles"
+        )
+    return roles
+
+
+def _role_examples(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
+    """Loads a teacher's conversations in the roles of ``config.role``."""
+    check_at_least(0, config, "num_examples")
+    roles, paths, dev_paths = roles_of(config), _paths(config.conversations), _paths(config.dev)
+    if not paths:
+        raise UserError(
+            "config.conversations is required: a workdir of launch/distill.py with a method's "
+            "config, or a .jsonl file"
+        )
+    sidecars = [_read_role_sidecar(path) for path in (*paths, *dev_paths)]
+    _warn_of_held_out(sidecars[: len(paths)])
+    prompt_settings = _role_prompts(sidecars, roles)
+    train = [record for path in paths for record in _read_roles(path, roles)]
+    if dev_paths:
+        dev = [record for path in dev_paths for record in _read_roles(path, roles)]
+        dev = _draw(dev, config.num_dev, config.seed)
+        _check_disjoint(train, dev, _question_id, "questions")
+    else:
+        train, dev = _hold_out(config, train, _question_id)
+    if config.num_examples > len(train):
+        raise UserError(
+            f"config.num_examples={config.num_examples} exceeds the {len(train)} training examples"
+        )
+    train = _draw(train, config.num_examples, config.seed)
+    train_examples, reasons = role_examples(tokenizer, train, max_length=max_length)
+    dev_examples, dev_reasons = role_examples(tokenizer, dev, max_length=max_length)
+    mixture = collections.Counter(record.role for _, record in train)
+    listed = ", ".join(f"{mixture[role]:,} of {role}" for role in roles)
+    state_lib.announce(f"training examples: {listed}, sum {len(train):,}")
+    counts = {
+        "roles": {role: mixture[role] for role in roles},
+        "num_questions": len({*map(_question_id, train)}),
+        "num_dev_questions": len({*map(_question_id, dev)}),
+        "left_out": reasons,
+        "left_out_of_dev": dev_reasons,
+    }
+    inputs: dict[str, list[Any]] = {}
+    for _, sidecar in sidecars[: len(paths)]:
+        for name, value in sidecar["settings"].items():
+            if value is not None and value not in inputs.setdefault(name, []):
+                inputs[name].append(value)
+    own = sidecars[0][1].get("own_prompts") or None
+    return Data(
+        train_examples, dev_examples, counts, prompt_settings, inputs=inputs, own_prompts=own
+    )
+
+
+def _read_role_sidecar(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
+    file = examples_lib.example_file(path).with_suffix(".json")
+    return file, examples_lib.read_sidecar(path)
+
+
+def _role_prompts(
+    sidecars: Sequence[tuple[pathlib.Path, Mapping[str, Any]]], roles: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the method and settings that determine the prompts, equal in all files."""
+    found = [
+        {
+            "method": sidecar["method"],
+            "roles": list(roles),
+            "settings": sidecar["settings"],
+        }
+        for _, sidecar in sidecars
+    ]
+
+    kinds = [
+        (prompt["method"], sidecar.get("own_prompts"), prompt_digests.prompt_digest(prompt))
+        for (_, sidecar), prompt in zip(sidecars, found, strict=True)
+    ]
+    for (file, _), kind in zip(sidecars, kinds, strict=True):
+        if kind != kinds[0]:
+            raise UserError(
+                f"{file} and {sidecars[0][0]} have examples of different prompts; use only one kind"
+            )
+    return found[0]
+
+
+def _read_roles(path: str, roles: Sequence[str]) -> list[tuple[str, RoleExample]]:
+    """Returns ``file:line`` and example of each example of the roles, all of which must exist."""
+    records = list(examples_lib.read_examples(path))
+    available = collections.Counter(record.role for _, record in records)
+    if missing := [role for role in roles if role not in available]:
+        raise UserError(
+            f"{examples_lib.example_file(path)} has no examples of the role {missing[0]!r}; it has "
+            f"{', '.join(f'{count} of {role}' for role, count in available.items())}"
+        )
+    return [(place, record) for place, record in records if record.role in roles]
+
+
+def _question_id(record: tuple[str, RoleExample]) -> str:
+    return record[1].question_id
+
+
+def _draw(items: Sequence[Item], count: int, seed: int) -> list[Item]:
+    """Draws ``count`` items at random, in order; 0 is all."""
+    order = np.random.default_rng(seed).permutation(len(items))
+    return [items[i] for i in sorted(order[: count or len(items)])]

@@ -28,7 +28,7 @@ class Part(enum.IntEnum):
     """The part of the output that a supervised token belongs to.
 
     ``RATIONALE`` is the thought r_t, ``QUESTION`` the next query, ``STOP`` the text that replaces
-    the next query in the last round, and ``ANSWER`` the answer of a reader.
+    the next query in the last round, and ``ANSWER`` the answer of a reader or of any other role.
     """
 
     NONE = 0
@@ -268,8 +268,21 @@ def _render(
         raise UnstableTemplateError("the chat template rewrites earlier turns")
     # Either the template adds text to the turn, or it has no end token.
     (prefix,), text = prefixes, turns[places[0]].text
-    tokens_T = np.concatenate([prefix, tokenizer.encode(text), [_end_of_turn(tokenizer)]])
-    return tokens_T.astype(np.int32), [(len(prefix), len(tokens_T))]
+    tokens_T = _completed(tokenizer, prefix, text)
+    return tokens_T, [(len(prefix), len(tokens_T))]
+
+
+def continued_example(
+    tokenizer: ChatTokenizer, messages: Sequence[Message], target: str
+) -> tuple[np.ndarray, int]:
+    """Returns the tokens of a last turn that ``target`` continues, and the target's first place."""
+    prefix = tokenizer.encode_prompt(messages, continue_final=True)
+    return _completed(tokenizer, prefix, target), len(prefix)
+
+
+def _completed(tokenizer: ChatTokenizer, prefix: np.ndarray, text: str) -> np.ndarray:
+    parts = [prefix, tokenizer.encode(text), [_end_of_turn(tokenizer)]]
+    return np.concatenate(parts).astype(np.int32)
 
 
 def _end_of_turn(tokenizer: ChatTokenizer) -> int:
