@@ -52,8 +52,9 @@ class Data(NamedTuple):
         trajectories.
       inputs: the values of `INPUTS` with which the trajectories were made, or the method's settings
         with which the examples were; saved in the checkpoint.
-      own_prompts: digest of the integrator's prompt in ``config.prompt_file``, or the digests by role
-        with which the examples were made; saved in the checkpoint. None is this package's prompt.
+      own_prompts: digest of the integrator's prompt in ``config.prompt_file``, or of each role's
+        prompts with which the examples were made; saved in the checkpoint. None is this package's
+        prompt.
     """
 
     train: list[Example]
@@ -62,7 +63,7 @@ class Data(NamedTuple):
     prompt_settings: dict[str, Any]
     num_candidates: int = 0
     inputs: Mapping[str, Sequence[Any]] = types.MappingProxyType({})
-    own_prompts: str | None = None
+    own_prompts: str | Mapping[str, str] | None = None
 
     @property
     def trained_on(self) -> tuple[str, ...]:
