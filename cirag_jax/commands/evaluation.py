@@ -88,6 +88,12 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
                 f"(it has no {CONFIG_FILE})."
             )
         meta = workdir.check_role(spec, role)
+        prompt_settings = meta.get("prompt") or {}
+        if "method" in prompt_settings:
+            raise UserError(
+                f"{spec} was trained on examples of {prompt_settings['method']}; evaluate it with "
+                f"launch/answer.py and --config.{role}.adapter={spec}."
+            )
         if meta:
             check_prompts(spec, meta)
         if meta.get("own_prompts"):
@@ -99,12 +105,6 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
             block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()
         student.adapter = spec
-        prompt_settings = meta.get("prompt") or {}
-        if "method" in prompt_settings:
-            raise UserError(
-                f"{spec} was trained on examples of {prompt_settings['method']}; evaluate it with "
-                f"launch/answer.py and --config.{role}.adapter={spec}."
-            )
         models[STUDENT] = Model(student, prompt_settings, workdir.training_ids(spec), schemas)
     if config.base.run or spec is None:
         models[BASE] = Model(block, {}, schemas=schemas)

@@ -50,7 +50,7 @@ class Teacher:
         town = re.search(rf"{PEOPLE[name]} born in (\w+)", last)
         patron = re.search(r"patron (saint \w+)", last)
         if "Documents were retrieved" in task:
-            about = town[1] if patron and "Entity: " + town[1] in last else PEOPLE[name]
+            about = town[1] if town and f"Entity: {town[1]}" in last else PEOPLE[name]
             found = re.search(rf"{about} (?:born in|patron) [\w ]+", last)
             return (found[0] if found else "None"), "length" if name == LONG else "stop"
         if "Name the entities" in task:

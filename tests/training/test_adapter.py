@@ -224,6 +224,7 @@ def test_describe_supervised_tokens_ignore_weights(folders, monkeypatch):
     monkeypatch.setattr(mfu, "peak_flops", lambda kind: 1e6)
     values = {"loss": 1.0, "tokens": 4.5}
     lora_config = adapter.make_lora(config, model)
+    assert lora_config is not None
     adapter.make_describe(model, lora_config)(values, [piece, piece], 2.0)
     assert values["supervised_tokens"] == 4 and "tokens" not in values
     flops = mfu.lora_flops(

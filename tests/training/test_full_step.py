@@ -1,6 +1,7 @@
 """Training of all parameters: a hand-written optax step, sharding over fsdp, and bfloat16."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,8 @@ def test_full_step_sharded_over_fsdp_equals_unsharded(folders, name, sizes):
     assert_close(*(jax.tree.map(np.asarray, tree) for tree in arrays), 3 * ATOL)
     assert step.traces == {"gradient": 1, "add": 1, "apply": 1}
     _, fsdp, tensor = sizes
-    for tree in (state.params, state.opt_state[1][0].mu):
+    opt_state: Any = state.opt_state
+    for tree in (state.params, opt_state[1][0].mu):
         up = tree["layers"]["up_proj"].get_value()
         assert up.addressable_shards[0].data.shape == (2, 32 // fsdp, 48 // tensor)
         table = tree["embedding"].get_value()

@@ -207,7 +207,6 @@ def test_evaluate_reader_refuses_readers_of_examples(trained, tmp_path):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workdir_lib, "check_role", lambda *_: {"prompt": {"method": "kirag"}})
-        patch.setattr(evaluation, "check_prompts", lambda *_: None)
         with pytest.raises(
             UserError, match="trained on examples of kirag; evaluate it with launch"
         ):
