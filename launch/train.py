@@ -1,7 +1,7 @@
 """Trains a component: ``python launch/train.py --config=configs/aligner.py[:preset] --workdir=W``.
 
-configs/cross_encoder.py, integrator.py, extractor.py, reader.py and router.py train the other
-components.
+configs/cross_encoder.py, integrator.py, extractor.py, reader.py, role.py and router.py train the
+other components.
 """
 
 import pathlib
