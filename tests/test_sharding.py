@@ -113,7 +113,8 @@ def test_encoder_sharded_value_and_gradient_equal_unsharded(sizes, unsharded):
             for x in (tokens_BT, mask_BT)
         ]
         value, gradient = step(graphdef, shard_state(state, mesh), *batch)
-    assert abs(float(value) - float(expected)) < 1e-6
+    # Relative, 8 units of fp32: the order of sums differs, by 5 units on a Xeon with AMX.
+    assert abs(float(value) - float(expected)) < 1e-6 * float(expected)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
         # Entries reach 4, so this is a few units in the last place of fp32.
         np.testing.assert_allclose(a, b, atol=1e-5)

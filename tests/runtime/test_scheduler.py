@@ -153,6 +153,7 @@ def test_records_have_the_order_of_jobs(book):
         "link": 0,
         "walk": 0,
         "rank": 0,
+        "route": 0,
         "demonstrate": 0,
         "generate": 2,
         "score": 0,

@@ -102,6 +102,7 @@ def test_records_sum_tokens_and_calls(path):
         "fetch": 0,
         "follow": 0,
         "rank": 0,
+        "route": 0,
         "demonstrate": 0,
         "generate": 3,
         "score": 0,

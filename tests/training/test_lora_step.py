@@ -274,7 +274,7 @@ def test_train_step_frees_added_gradient_before_next():
         pass
 
     step: Any = object.__new__(lora_step.TrainStep)
-    step.config = types.SimpleNamespace(dtype="float32")
+    step.config, step.options = types.SimpleNamespace(dtype="float32"), decoder.DEFAULT_LORA
     step._gradient, step._add, step._apply = "gradient", "add", "apply"
     arrays, alive = [], []
 

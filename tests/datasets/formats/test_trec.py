@@ -41,7 +41,7 @@ def test_trec_recall_equals_ir_measures(tmp_path, k):
 
 
 def test_trec_run_with_ties_is_ordered_as_by_ir_measures(tmp_path):
-    text = "q Q0 b 1 0.5 x\nq Q0 a 2 0.5 x\nq Q0 c 3 -1e1 x\n\nq Q0 d 9 2 x\n"
+    text = "q Q0 a 1 0.5 x\nq Q0 b 2 0.5 x\nq Q0 c 3 -1e1 x\n\nq Q0 d 9 2 x\n"
     (tmp_path / "a.run.gz").write_bytes(gzip.compress(text.encode()))
     ranked = trec.read_run(tmp_path / "a.run.gz")["q"]
     assert ranked == ["d", "b", "a", "c"]
