@@ -185,14 +185,13 @@ def test_report_shows_difficulty(page, made, tmp_path, monkeypatch):
     fields = {"runs": runs, "difficulty": str(tmp_path / "d")}
     report(tmp_path / "out", **fields)
     text = (tmp_path / "out" / "index.html").read_text("utf-8")
-    assert (
-        text.count("data:image/svg+xml") == 4
-    )  # two more: heat maps of the runs and of their difference
+    # Four of the comparison, and heat maps of the runs and of their difference.
+    assert text.count("data:image/svg+xml") == 6
     assert '<a href="#difficulty">' in text and "cirag: error 0.0 % of 4 questions" in text
     page.open(tmp_path / "out" / "index.html")
-    assert page.evaluate(LOADED) == [True] * 4
+    assert page.evaluate(LOADED) == [True] * 6
     assert page.requests() == [(tmp_path / "out" / "index.html").as_uri(), *pictures_of(page)]
-    assert len(pictures_of(page)) == 4 and page.complaints() == []
+    assert len(pictures_of(page)) == 6 and page.complaints() == []
 
     def refused(message):
         with pytest.raises(UserError, match=message):
@@ -278,7 +277,7 @@ def test_browser_answers_link_to_traces(page, shown):
     ]
     shares = page.evaluate(TEXTS.format("#answers .share"))
     assert shares == ["75.0 % right", "50.0 % right", "50.0 % right"]
-    assert page.evaluate(LOADED) == [True, True]
+    assert page.evaluate(LOADED) == [True] * 4
     assert page.requests() == [(out / "index.html").resolve().as_uri(), *pictures_of(page)]
     assert page.complaints() == []
     row = "#answers tbody tr:nth-child(2)"
@@ -355,10 +354,9 @@ def test_browser_shows_hostile_text_without_running_it(page, tmp_path):
         assert row == [f"✓{HOSTILE[text] or text}"] * 2
     heads = page.evaluate(TEXTS.format("#answers th .text"))
     assert heads == [names[0], names[1].replace("\u202e\x1b", "\\u202e\\u001b")]
-    assert page.text("#scores tbody tr:nth-child(2) td") == names[1].replace(
-        "\u202e\x1b", "\\u202e\\x1b"
-    )
-    assert page.evaluate(LOADED) == [True, True]
+    shown = names[1].replace("\u202e\x1b", "\\u202e\\x1b")
+    assert page.text("#scores tbody tr:nth-child(2) td") == f"{shown} †"  # most are malformed
+    assert page.evaluate(LOADED) == [True] * 3
     assert page.count("#page :is(script, svg, iframe, meta, link, object)") == 0
     assert page.evaluate("[document.title, typeof window.owned]") == [
         f"</title><script>{OWN}</script>", "undefined",
