@@ -148,7 +148,7 @@ def _digest_of_inputs(config: Config, workdir: pathlib.Path, sets: Sequence[Ques
             yield dataset.corpus[id], units_of(dataset, id, config.data.units)
 
     features = [FEATURES, stopping.num_features(config.head.steps)]
-    parts = [config.data.units, features, settings, checkpoint]
+    parts = [config.data.units, config.model.dtype, features, settings, checkpoint]
     return state_lib.digest(parts, *(texts(*questions) for questions in sets))
 
 
@@ -238,8 +238,12 @@ def check_questions(train: Iterable[Question]) -> None:
 
 
 def open_aligner(spec: str, config: Config) -> Encoder:
-    """Loads the aligner of a workdir; vectors of a complete corpus are cached on disk."""
-    encoder, _ = open_encoder(spec)
+    """Loads the aligner of a workdir in the dtype of its training.
+
+    Vectors of a complete corpus are cached on disk. launch/evaluate.py reads them if its
+    ``config.dtype`` is the same.
+    """
+    encoder, _ = open_encoder(spec, dtype=config.model.dtype)
     aligner = FlaxEncoder(
         encoder, query_max_length=config.query_max_length, passage_max_length=config.unit_max_length
     )
