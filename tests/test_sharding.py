@@ -12,7 +12,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, decoder_params, lora
+from cirag_jax.models import decoder_params, lora
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.encoder import EncoderConfig, layer_parameters
 from cirag_jax.models.pooling import embed
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
@@ -152,7 +153,7 @@ def test_encoder_fsdp_mesh_gathers_only_kernels():
 def adapter_collectives(*sizes):
     """Returns the collectives for an adapter's gradient with dropout, and the base's parameters."""
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-    config = decoder.DecoderConfig(320, 32, 2, 4, 2, 8, 48, remat="projections")
+    config = DecoderConfig(320, 32, 2, 4, 2, 8, 48, remat="projections")
     lora_config = lora.LoraConfig(rank=16, dropout=0.1)
     tokens_BT = np.zeros((8, 12), np.int32)
     with jax.set_mesh(mesh):

@@ -13,7 +13,7 @@ from flax import nnx
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from cirag_jax.models import decoder_params
-from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.io import decoder_weights, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from cirag_jax.models.io.tensor_files import save_tensors

@@ -21,7 +21,8 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.models import cross_encoder as pair_model
-from cirag_jax.models import decoder, decoder_params, lora, precision
+from cirag_jax.models import decoder_params, lora, precision
+from cirag_jax.models.decoder_config import choose_attention
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io import (
@@ -247,7 +248,7 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
         tokenizer = ChatTokenizer.load(folder)
         pretrained_decoder.check_tokenizer(tokenizer, model.vocab_size, folder)
     model = dataclasses.replace(model, dtype=dtype, param_dtype=dtype, remat=config.model.remat)
-    attention = decoder.choose_attention(model, platform="cpu", packed=config.packing)
+    attention = choose_attention(model, platform="cpu", packed=config.packing)
     model = dataclasses.replace(model, attention=attention)
     _check_heads(config, model.num_heads)
     layout = adapter.make_layout(config, mesh, model.max_positions)

@@ -1,424 +1,40 @@
 """Decoder language models in Flax NNX; `io.decoder_weights.FAMILIES` lists the families.
 
 They are pre-norm transformers with rotary positions, grouped-query attention and gated feed-forward
-layers. `decoder_params` declares the parameters. The arithmetic is in pure functions of plain
-pytrees, so that one implementation of a layer can be scanned (in training), unrolled (in
-generation), rematerialized and sharded.
+layers. `decoder_config` has the hyper-parameters, `decoder_params` the parameters, `decoder_layer`
+one layer. The arithmetic is in pure functions of plain pytrees, so that one implementation of a
+layer can be scanned (in training), unrolled (in generation), rematerialized and sharded.
 
 ``params["layers"]`` has one of two forms. One dictionary of arrays stacked over layers runs with
 `jax.lax.scan`, and a 28-layer model compiles about as fast as one layer. A tuple of dictionaries,
 one per layer (`decoder_params.unstack_layers`), is unrolled. On a CPU a scan copies the weights of
 every layer at every step, which takes six times as long as decoding one token (SmolLM2-135M).
 
-In a mixture of experts, layers may differ (`layers_with`). A parameter is then stacked over the
-layers that have it, and the layers are always unrolled.
+In a mixture of experts, layers may differ (`decoder_params.layers_with`). A parameter is then
+stacked over the layers that have it, and the layers are always unrolled.
 """
 
-import dataclasses
 import functools
-import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
-from cirag_jax.models import attention, block_attention, experts, paged_cache, precision
-from cirag_jax.models.activations import Activation, activate
-from cirag_jax.models.attention import Branches, Implementation, Scoring
-from cirag_jax.models.low_rank import dropout, low_rank
+from cirag_jax.models import attention, block_attention, paged_cache
+from cirag_jax.models.attention import Branches
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import (
+    DEFAULT_LORA,
+    Adapter,
+    Layer,
+    LoraOptions,
+    multiply,
+    rms_norm,
+)
+from cirag_jax.models.decoder_params import Params, arrange_layers, layers_with
 from cirag_jax.models.paged_cache import Cache
-from cirag_jax.models.precision import Dtype, Packed
-from cirag_jax.models.rope import Rope, rope_tables, rotate
-from cirag_jax.sharding import ShapesAndAxes
-
-Params = Any  # the dictionary described in `decoder_params.Decoder`
-Adapter = Any  # {"layers": {name: {"a": [L, in, R], "b": [L, R, out]}}}; see models/lora.py
-Remat = Literal["off", "projections", "full"]
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-DENSE = ("gate_proj", "up_proj", "down_proj", "gate_bias", "up_bias", "down_bias")
-# Projections that Phi-3 stores, and adapts, as one matrix.
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-EXPERTS = ("expert_gate", "expert_up", "expert_down")
-SHARED = ("shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_score_proj")
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
-    """Hyper-parameters of a decoder; hashable, so usable as a static argument.
-
-    Attributes:
-      max_positions: the context length in tokens.
-      ropes: rotary positions of each layer, or one entry for all layers; None means no positions.
-      rotary_dim: number of rotated dimensions of each head; None is all.
-      norm_eps, norm_offset: RMS norm; the scale is ``norm_offset + weight`` (Gemma stores w - 1).
-      activation: activation of the gate; Gemma uses ``gelu_tanh``.
-      qkv_bias, out_bias, mlp_bias: which projections have a bias.
-      qk_norm: whether an RMS norm is applied to each query and key head (Qwen 3,
-        Gemma 3).
-      fused: whether adapters have one pair of factors for each group of `FUSED` (Phi-3).
-      post_norms: whether there are also norms after attention and feed-forward, before the residual
-        sum (Gemma).
-      tie_embeddings: whether the output layer is the transposed embedding.
-      embedding_scale: factor on token embeddings (Gemma: sqrt(d_model)).
-      query_scale: factor on attention scores; None is ``head_dim ** -0.5``.
-      attention_softcap, final_softcap: ``cap * tanh(x / cap)`` on scores and logits; None is off.
-      num_experts: experts of a feed-forward layer; 0 is a dense model.
-      experts_per_token: how many of them each token uses.
-      d_expert: feed-forward width of an expert.
-      d_shared: feed-forward width of an expert that all tokens use, weighted by the sigmoid of a
-        score; 0 means none (Qwen 2 MoE).
-      normalize_experts: whether the weights of a token's experts sum to one.
-      dense_layers: layers with a dense feed-forward layer in a model with experts.
-      windows: for each layer, how many tokens a token attends to, counted back from itself; 0 means
-        all. Empty means 0 in every layer.
-      causal: whether a token attends only to earlier tokens; otherwise windows extend to both
-        sides (models of embeddings, which cannot generate).
-      dtype: compute dtype; softmax, norms and logits are always fp32.
-      param_dtype: dtype of the weights.
-      attention: see `choose_attention`.
-      remat: what the backward pass recomputes: nothing (``off``), all of each layer (``full``), or
-        all except the outputs of projections and of block attention (``projections``).
-      initializer_range: standard deviation of random weights.
-    """
-
-    vocab_size: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    max_positions: int = 2048
-    ropes: tuple[Rope | None, ...] = (Rope(),)
-    rotary_dim: int | None = None
-    norm_eps: float = 1e-5
-    norm_offset: float = 0.0
-    activation: Activation = "silu"
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    fused: bool = False
-    post_norms: bool = False
-    tie_embeddings: bool = False
-    embedding_scale: float = 1.0
-    query_scale: float | None = None
-    attention_softcap: float | None = None
-    final_softcap: float | None = None
-    num_experts: int = 0
-    experts_per_token: int = 0
-    d_expert: int = 0
-    d_shared: int = 0
-    normalize_experts: bool = True
-    dense_layers: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
-    causal: bool = True
-    dtype: Dtype = "float32"
-    param_dtype: Dtype = "float32"
-    attention: Implementation = "xla"
-    remat: Remat = "off"
-    initializer_range: float = 0.02
-
-    @property
-    def score_scale(self) -> float:
-        """Factor on attention scores."""
-        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
-
-    @property
-    def scoring(self) -> Scoring:
-        """Scale and soft cap of attention scores."""
-        return Scoring(self.score_scale, self.attention_softcap)
-
-    @property
-    def cache_dtype(self) -> Literal["float32", "bfloat16", "uint16"]:
-        """Dtype of cached keys and values; uint16 stores bf16 bits, see `paged_cache.pack`."""
-        only_weights_are_bf16 = (self.dtype, self.param_dtype) == ("float32", "bfloat16")
-        return "uint16" if only_weights_are_bf16 else self.dtype
-
-    @property
-    def windowed(self) -> bool:
-        """Whether any layer has a window."""
-        return any(self.windows)
-
-    @property
-    def rope_switch(self) -> int | None:
-        """The length above which a text has other rotary frequencies, if any; see `Rope.switch`."""
-        return next((rope.switch for rope in self.ropes if rope and rope.switch), None)
-
-
-def choose_attention(
-    config: DecoderConfig, *, platform: str | None = None, packed: bool = False
-) -> Implementation:
-    """Returns the attention implementation for training; see `attention.choose_implementation`.
-
-    ``transposed`` (CPU) uses `block_attention` for rows longer than one block. ``cudnn`` does not
-    support soft caps. It is also not chosen for packed rows, or if layers have different windows:
-    it then needs a mask per row, whose speed is not measured yet (``make test-gpu`` checks its
-    results).
-    """
-    one_window = len(set(config.windows)) <= 1
-    fusible = config.attention_softcap is None and one_window and not packed
-    return attention.choose_implementation(config.dtype, config.head_dim, platform, fusible=fusible)
-
-
-def layers_with(config: DecoderConfig, name: str) -> tuple[int, ...]:
-    """Returns the layers that have the parameter ``name`` of `layer_parameters`."""
-    layers = range(config.num_layers)
-    if config.num_experts and name in DENSE:
-        return config.dense_layers
-    if name in ("router", *EXPERTS, *SHARED):
-        return tuple(i for i in layers if config.num_experts and i not in config.dense_layers)
-    return tuple(layers)
-
-
-def target_parameter(
-    config: DecoderConfig, name: str
-) -> tuple[tuple[int, ...], tuple[str | None, ...]]:
-    """Returns shape and logical axes of a kernel, or of a group of `FUSED` kernels."""
-    shapes = layer_parameters(config)
-    if name not in FUSED:
-        return shapes[name]
-    kernels = [shapes[part] for part in FUSED[name]]
-    (rows, _), (axis, _) = kernels[0]
-    return (rows, sum(columns for (_, columns), _ in kernels)), (axis, None)
-
-
-def layer_parameters(config: DecoderConfig) -> ShapesAndAxes:
-    """Returns shape and logical axes of each parameter of a layer, without the layer axis.
-
-    A layer may lack some of them; see `layers_with`.
-    """
-    d, f = config.d_model, config.d_ff
-    nh, kh = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: ShapesAndAxes = {
-        "attention_norm": ((d,), ("norm",)),
-        "mlp_norm": ((d,), ("norm",)),
-        "q_proj": ((d, nh), ("embed", "heads")),
-        "k_proj": ((d, kh), ("embed", "kv_heads")),
-        "v_proj": ((d, kh), ("embed", "kv_heads")),
-        "o_proj": ((nh, d), ("heads", "embed")),
-        "gate_proj": ((d, f), ("embed", "mlp")),
-        "up_proj": ((d, f), ("embed", "mlp")),
-        "down_proj": ((f, d), ("mlp", "embed")),
-    }
-    if config.qkv_bias:
-        shapes["q_bias"] = ((nh,), ("heads",))
-        shapes["k_bias"] = shapes["v_bias"] = ((kh,), ("kv_heads",))
-    if config.out_bias:
-        shapes["o_bias"] = ((d,), ("norm",))
-    if config.mlp_bias:
-        shapes["gate_bias"] = shapes["up_bias"] = ((f,), ("mlp",))
-        shapes["down_bias"] = ((d,), ("norm",))
-    if config.qk_norm:
-        shapes["q_norm"] = shapes["k_norm"] = ((config.head_dim,), ("norm",))
-    if config.post_norms:
-        shapes["attention_post_norm"] = shapes["mlp_post_norm"] = ((d,), ("norm",))
-    if config.num_experts:
-        wide = ((config.num_experts, d, config.d_expert), ("experts", "embed", None))
-        shapes["router"] = ((d, config.num_experts), ("embed", None))
-        shapes["expert_gate"] = shapes["expert_up"] = wide
-        shapes["expert_down"] = (
-            (config.num_experts, config.d_expert, d),
-            ("experts", None, "embed"),
-        )
-    if config.num_experts and config.d_shared:
-        shapes["shared_gate_proj"] = shapes["shared_up_proj"] = (
-            (d, config.d_shared),
-            ("embed", "mlp"),
-        )
-        shapes["shared_down_proj"] = ((config.d_shared, d), ("mlp", "embed"))
-        shapes["shared_score_proj"] = ((d, 1), ("embed", None))
-    return {name: shape for name, shape in shapes.items() if layers_with(config, name)}
-
-
-def outer_parameters(config: DecoderConfig) -> ShapesAndAxes:
-    """Returns shape and logical axes of each parameter outside the layers."""
-    v, d = config.vocab_size, config.d_model
-    shapes: ShapesAndAxes = {
-        "embedding": ((v, d), ("vocab", "embed")),
-        "final_norm": ((d,), ("norm",)),
-    }
-    if not config.tie_embeddings:
-        shapes["lm_head"] = ((d, v), ("embed", "vocab"))
-    return shapes
-
-
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
-    """RMS norm over the last axis, in fp32, returned in the dtype of ``x``."""
-    x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
-    scale32 = scale.astype(jnp.float32)
-    if not offset:  # Llama and similar models round before scaling, Gemma after
-        return normed.astype(x.dtype) * scale32.astype(x.dtype)
-    return (normed * (offset + scale32)).astype(x.dtype)
-
-
-def multiply(
-    x: jax.Array, kernel: jax.Array | Packed, axis: int = 0, dtype: Any = None
-) -> jax.Array:
-    """Returns ``x`` times ``kernel``, contracting ``axis`` of a kernel that is not `Packed`.
-
-    ``dtype`` is the dtype of the result, by default the dtype of ``x``. If ``x`` is fp32 and the
-    kernel bf16, they are multiplied in bf16 and summed in fp32. XLA does this fast on a CPU with
-    bf16 instructions, whereas products with bf16 results are slow.
-    """
-    dtype, scale_O = dtype or x.dtype, None
-    if isinstance(kernel, Packed):
-        kernel, scale_O, axis = kernel.values_OI, kernel.scale_O, 1
-    mixed = x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
-    # A single row takes XLA's slow path on CPUs; two rows do not.
-    single = (mixed or scale_O is not None) and x.ndim > 1 and x.size == x.shape[-1]
-    x = jnp.concatenate([x, x], axis=-2) if single else x
-    if scale_O is not None:
-        y = precision.multiply_int8(x, kernel, scale_O).astype(dtype)
-    else:
-        x, kernel = (x.astype(kernel.dtype), kernel) if mixed else (x, kernel.astype(x.dtype))
-        if dtype == x.dtype == jnp.bfloat16:
-            y: jax.Array = precision.multiply_kernel(x, kernel, axis)
-        else:
-            contracted = (((x.ndim - 1,), (axis,)), ((), ()))
-            y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
-    return y[..., :1, :] if single else y
-
-
-@dataclasses.dataclass(frozen=True)
-class LoraOptions:
-    """Scale of an adapter (alpha divided by rank), and dropout rate of the adapter's input."""
-
-    scale: float = 1.0
-    dropout: float = 0.0
-
-
-DEFAULT_LORA = LoraOptions()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layer:
-    """Parameters and settings of one layer."""
-
-    config: DecoderConfig
-    p: Mapping[str, jax.Array]
-    adapter: Mapping[str, Any]
-    options: LoraOptions
-    key: jax.Array | None
-
-    def project(self, x: jax.Array, *names: str) -> tuple[jax.Array, ...]:
-        """Returns ``x`` times the kernel of each name, plus its bias and adapter, if any.
-
-        An adapter adds ``scale * dropout(x) A B`` (LoRA, Hu et al., 2022, equation 3). The adapters
-        of one call share one dropout mask, whereas PEFT draws one for each.
-        """
-        dropped = x
-        fused = next((name for name, parts in FUSED.items() if parts == names), "")
-        adapted = [name for name in (*names, fused) if name in self.adapter]
-        if self.key is not None and self.options.dropout > 0.0 and adapted:
-            key = jax.random.fold_in(self.key, PROJECTIONS.index(names[0]))
-            dropped = dropout(x, self.options.dropout, key)
-        outputs = [
-            self._add_bias(name, y) for name, y in zip(names, self._products(x, names), strict=True)
-        ]
-        for name in adapted:
-            pair = self.adapter[name]
-            delta: Any = low_rank(self.options.scale, dropped, pair["a"], pair["b"])
-            if name != fused:
-                outputs[names.index(name)] += delta
-                continue
-            ends = itertools.accumulate(y.shape[-1] for y in outputs[:-1])
-            deltas = jnp.split(delta, list(ends), axis=-1)
-            outputs = [y + each for y, each in zip(outputs, deltas, strict=True)]
-        return tuple(checkpoint_name(y, "projection") for y in outputs)
-
-    def _add_bias(self, name: str, y: jax.Array) -> jax.Array:
-        bias = self.p.get(name.replace("_proj", "_bias"))
-        return y if bias is None else y + bias.astype(y.dtype)
-
-    def _products(self, x: jax.Array, names: tuple[str, ...]) -> tuple[jax.Array, ...]:
-        shapes = layer_parameters(self.config)
-        kernels = tuple(self.p[name] for name in names)
-
-        def multiply_all(x, *parts):
-            kernels = [
-                sharding.gather_parameter(part, *shapes[name])
-                for part, name in zip(parts, names, strict=True)
-            ]
-            return sharding.multiply_columns(multiply, x, kernels)
-
-        if kernels[0].shape != shapes[names[0]][0]:
-            # Kernels split over fsdp are gathered again in the backward pass instead of stored.
-            multiply_all = jax.checkpoint(multiply_all)
-        return multiply_all(x, *kernels)
-
-    def norm(self, x: jax.Array, name: str) -> jax.Array:
-        """RMS norm of ``x`` with the scale ``name``."""
-        return rms_norm(x, self.p[name], self.config.norm_eps, self.config.norm_offset)
-
-    def heads(
-        self, x_BTD: jax.Array, tables: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns rotated queries ``BTNH``, rotated keys ``BTKH`` and values ``BTKH``."""
-        config, (b, t, _) = self.config, x_BTD.shape
-        q_BTNH, k_BTKH, v_BTKH = (
-            y.reshape(b, t, -1, config.head_dim)
-            for y in self.project(x_BTD, "q_proj", "k_proj", "v_proj")
-        )
-        if config.qk_norm:
-            q_BTNH, k_BTKH = self.norm(q_BTNH, "q_norm"), self.norm(k_BTKH, "k_norm")
-        q_BTNH = sharding.constrain(rotate(q_BTNH, tables), "batch", "length", "act_heads", None)
-        k_BTKH = sharding.constrain(rotate(k_BTKH, tables), "batch", "length", "kv_heads", None)
-        v_BTKH = sharding.constrain(v_BTKH, "batch", "length", "kv_heads", None)
-        return q_BTNH, k_BTKH, v_BTKH
-
-    def after_attention(self, x_BTD: jax.Array, mixed_BTNH: jax.Array) -> jax.Array:
-        """Applies the output projection and the feed-forward layer, each with a residual sum."""
-        b, t = mixed_BTNH.shape[:2]
-        (y_BTD,) = self.project(mixed_BTNH.reshape(b, t, -1), "o_proj")
-        if self.config.post_norms:
-            y_BTD = self.norm(y_BTD, "attention_post_norm")
-        x_BTD = sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
-        h_BTD = self.norm(x_BTD, "mlp_norm")
-        y_BTD = self._mix_experts(h_BTD) if "router" in self.p else self._feed_forward(h_BTD)
-        if self.config.post_norms:
-            y_BTD = self.norm(y_BTD, "mlp_post_norm")
-        return sharding.constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
-
-    def _feed_forward(self, h_BTD: jax.Array, prefix: str = "") -> jax.Array:
-        gate_BTF, up_BTF = self.project(h_BTD, f"{prefix}gate_proj", f"{prefix}up_proj")
-        h_BTF = activate(gate_BTF, self.config.activation) * up_BTF
-        h_BTF = sharding.constrain(h_BTF, "batch", "length", "act_mlp")
-        return self.project(h_BTF, f"{prefix}down_proj")[0]
-
-    def _mix_experts(self, h_BTD: jax.Array) -> jax.Array:
-        config, shapes = self.config, layer_parameters(self.config)
-
-        def feed_forward(x, gate, up, down):
-            h = activate(multiply(x, gate), config.activation) * multiply(x, up)
-            return multiply(h, down)
-
-        def mix(x_BTD, weights_BTK, experts_BTK, first, *kernels):
-            rows = [x.reshape(-1, x.shape[-1]) for x in (x_BTD, weights_BTK, experts_BTK)]
-            y_MD = experts.apply_experts(feed_forward, rows[0], rows[1], rows[2], first, kernels)
-            return y_MD.reshape(x_BTD.shape)
-
-        def run(h_BTD, *parts):
-            router, *kernels = (
-                sharding.gather_parameter(part, *shapes[name])
-                for part, name in zip(parts, ("router", *EXPERTS), strict=True)
-            )
-            scores_BTE = multiply(h_BTD, router, dtype=jnp.float32)
-            chosen = experts.route(scores_BTE, config.experts_per_token, config.normalize_experts)
-            return sharding.map_experts(mix, (h_BTD, *chosen), kernels)
-
-        if self.p["router"].shape != shapes["router"][0]:
-            run = jax.checkpoint(run)  # as in `_products`
-        y_BTD = run(h_BTD, self.p["router"], *(self.p[name] for name in EXPERTS))
-        if config.d_shared:
-            (score_BT1,) = self.project(h_BTD, "shared_score_proj")
-            y_BTD = y_BTD + jax.nn.sigmoid(score_BT1) * self._feed_forward(h_BTD, "shared_")
-        return checkpoint_name(y_BTD, "projection")
+from cirag_jax.models.rope import Rope, rope_tables
 
 
 def _layer_windows(config: DecoderConfig) -> tuple[int, ...]:
@@ -521,7 +137,7 @@ def forward(
     tables = _make_tables(config, positions_BT, totals_BT)
 
     def layer(x_BTD, p, pairs, window, rope, key):
-        block = _Layer(config, p, pairs, lora, key)
+        block = Layer(config, p, pairs, lora, key)
         heads = block.heads(block.norm(x_BTD, "attention_norm"), _select(tables, rope))
         if config.attention == "cudnn":
             mixed_BTNH = _attend_fused(config, *heads, visible, lengths_B, window, packed)
@@ -584,17 +200,6 @@ def _apply_remat(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
         names = ("projection", block_attention.SAVED)
         policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(layer, prevent_cse=not scanned, policy=policy)
-
-
-def arrange_layers(
-    config: DecoderConfig, columns: Mapping[str, Sequence[Any]]
-) -> tuple[dict[str, Any], ...]:
-    """Returns the parameters of each layer; a column has an entry for each layer that has it."""
-    layers: list[dict[str, Any]] = [{} for _ in range(config.num_layers)]
-    for name, column in columns.items():
-        for layer, value in zip(layers_with(config, name), column, strict=True):
-            layers[layer][name] = value
-    return tuple(layers)
 
 
 def _split_layers(config: DecoderConfig, stacked: Any) -> tuple[dict[str, Any], ...]:
@@ -713,7 +318,7 @@ def forward_cached(
     q_BTNH = mask_BTS = None
     for i, window in enumerate(_layer_windows(config)):
         pairs = adapter["layers"][i] if adapter is not None else {}
-        block = _Layer(config, params["layers"][i], pairs, lora, None)
+        block = Layer(config, params["layers"][i], pairs, lora, None)
         q_BTNH, k_BTKH, v_BTKH = block.heads(
             block.norm(x_BTD, "attention_norm"), _select(tables, ropes[i])
         )

@@ -1,5 +1,6 @@
-"""Parameters of a decoder in Flax NNX: creation, stacking and FSDP specs."""
+"""Parameters of a decoder in Flax NNX: shapes, creation, stacking and FSDP specs."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -7,18 +8,110 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.models.decoder import (
-    EXPERTS,
-    PROJECTIONS,
-    DecoderConfig,
-    Params,
-    arrange_layers,
-    layer_parameters,
-    layers_with,
-    outer_parameters,
-)
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.precision import Packed, pack_kernel
 from cirag_jax.sharding import ShapesAndAxes
+
+Params = Any  # the dictionary described in `Decoder`
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_DENSE = ("gate_proj", "up_proj", "down_proj", "gate_bias", "up_bias", "down_bias")
+# Projections that Phi-3 stores, and adapts, as one matrix.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+EXPERTS = ("expert_gate", "expert_up", "expert_down")
+_SHARED = ("shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_score_proj")
+
+
+def layers_with(config: DecoderConfig, name: str) -> tuple[int, ...]:
+    """Returns the layers that have the parameter ``name`` of `layer_parameters`."""
+    layers = range(config.num_layers)
+    if config.num_experts and name in _DENSE:
+        return config.dense_layers
+    if name in ("router", *EXPERTS, *_SHARED):
+        return tuple(i for i in layers if config.num_experts and i not in config.dense_layers)
+    return tuple(layers)
+
+
+def target_parameter(
+    config: DecoderConfig, name: str
+) -> tuple[tuple[int, ...], tuple[str | None, ...]]:
+    """Returns shape and logical axes of a kernel, or of a group of `FUSED` kernels."""
+    shapes = layer_parameters(config)
+    if name not in FUSED:
+        return shapes[name]
+    kernels = [shapes[part] for part in FUSED[name]]
+    (rows, _), (axis, _) = kernels[0]
+    return (rows, sum(columns for (_, columns), _ in kernels)), (axis, None)
+
+
+def layer_parameters(config: DecoderConfig) -> ShapesAndAxes:
+    """Returns shape and logical axes of each parameter of a layer, without the layer axis.
+
+    A layer may lack some of them; see `layers_with`.
+    """
+    d, f = config.d_model, config.d_ff
+    nh, kh = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: ShapesAndAxes = {
+        "attention_norm": ((d,), ("norm",)),
+        "mlp_norm": ((d,), ("norm",)),
+        "q_proj": ((d, nh), ("embed", "heads")),
+        "k_proj": ((d, kh), ("embed", "kv_heads")),
+        "v_proj": ((d, kh), ("embed", "kv_heads")),
+        "o_proj": ((nh, d), ("heads", "embed")),
+        "gate_proj": ((d, f), ("embed", "mlp")),
+        "up_proj": ((d, f), ("embed", "mlp")),
+        "down_proj": ((f, d), ("mlp", "embed")),
+    }
+    if config.qkv_bias:
+        shapes["q_bias"] = ((nh,), ("heads",))
+        shapes["k_bias"] = shapes["v_bias"] = ((kh,), ("kv_heads",))
+    if config.out_bias:
+        shapes["o_bias"] = ((d,), ("norm",))
+    if config.mlp_bias:
+        shapes["gate_bias"] = shapes["up_bias"] = ((f,), ("mlp",))
+        shapes["down_bias"] = ((d,), ("norm",))
+    if config.qk_norm:
+        shapes["q_norm"] = shapes["k_norm"] = ((config.head_dim,), ("norm",))
+    if config.post_norms:
+        shapes["attention_post_norm"] = shapes["mlp_post_norm"] = ((d,), ("norm",))
+    if config.num_experts:
+        wide = ((config.num_experts, d, config.d_expert), ("experts", "embed", None))
+        shapes["router"] = ((d, config.num_experts), ("embed", None))
+        shapes["expert_gate"] = shapes["expert_up"] = wide
+        shapes["expert_down"] = (
+            (config.num_experts, config.d_expert, d),
+            ("experts", None, "embed"),
+        )
+    if config.num_experts and config.d_shared:
+        shapes["shared_gate_proj"] = shapes["shared_up_proj"] = (
+            (d, config.d_shared),
+            ("embed", "mlp"),
+        )
+        shapes["shared_down_proj"] = ((config.d_shared, d), ("mlp", "embed"))
+        shapes["shared_score_proj"] = ((d, 1), ("embed", None))
+    return {name: shape for name, shape in shapes.items() if layers_with(config, name)}
+
+
+def outer_parameters(config: DecoderConfig) -> ShapesAndAxes:
+    """Returns shape and logical axes of each parameter outside the layers."""
+    v, d = config.vocab_size, config.d_model
+    shapes: ShapesAndAxes = {
+        "embedding": ((v, d), ("vocab", "embed")),
+        "final_norm": ((d,), ("norm",)),
+    }
+    if not config.tie_embeddings:
+        shapes["lm_head"] = ((d, v), ("embed", "vocab"))
+    return shapes
+
+
+def arrange_layers(
+    config: DecoderConfig, columns: Mapping[str, Sequence[Any]]
+) -> tuple[dict[str, Any], ...]:
+    """Returns the parameters of each layer; a column has an entry for each layer that has it."""
+    layers: list[dict[str, Any]] = [{} for _ in range(config.num_layers)]
+    for name, column in columns.items():
+        for layer, value in zip(layers_with(config, name), column, strict=True):
+            layers[layer][name] = value
+    return tuple(layers)
 
 
 def _stacked_parameters(config: DecoderConfig) -> ShapesAndAxes:
@@ -46,7 +139,7 @@ def add_parameters(
 
 
 class Layers(nnx.Module):
-    """Parameters of all layers, stacked on a leading axis; see `decoder.layers_with`."""
+    """Parameters of all layers, stacked on a leading axis; see `layers_with`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         add_parameters(self, _stacked_parameters(config), config, rngs)

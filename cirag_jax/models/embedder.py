@@ -16,7 +16,8 @@ from cirag_jax import sharding
 from cirag_jax.models import attention, decoder, lora
 from cirag_jax.models.activations import activate
 from cirag_jax.models.attention import Scoring
-from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import DEFAULT_LORA, multiply
 from cirag_jax.models.decoder_params import Decoder
 from cirag_jax.models.dense import DenseConfig, add_dense, output_width
 from cirag_jax.models.layers import layer_norm
@@ -162,7 +163,7 @@ class Embedder(Decoder):
         """
         del passage_B
         config, params = self.config, nnx.to_pure_dict(nnx.state(self))
-        adapter, options = params.pop("lora", None), decoder.DEFAULT_LORA
+        adapter, options = params.pop("lora", None), DEFAULT_LORA
         if config.lora is not None:
             options = lora.lora_options(config.lora, train=dropout_key is not None)
         real_BT = mask_BT.astype(bool)
@@ -199,9 +200,9 @@ def attend_latents(config: LatentConfig, p: Any, hidden_BTD: jax.Array) -> jax.A
     size = (config.num_heads, config.head_dim)
     latents_1SD = p["latents"].astype(hidden_BTD.dtype)[None]
     latents_1SD = _norm(latents_1SD, p, "latent_context_norm")
-    keys_values = decoder.multiply(latents_1SD[0], p["latent_key_value"])
+    keys_values = multiply(latents_1SD[0], p["latent_key_value"])
     k_SNH, v_SNH = (x.reshape(-1, *size) for x in jnp.split(keys_values, 2, axis=-1))
-    query = decoder.multiply(_norm(hidden_BTD, p, "latent_norm"), p["latent_query"])
+    query = multiply(_norm(hidden_BTD, p, "latent_norm"), p["latent_query"])
     # The latents are the same for every row, so all tokens are queries of one row.
     q_1MNH = query.reshape(1, b * t, *size)
     k_1NHS, v_1NSH = k_SNH.transpose(1, 2, 0)[None], v_SNH.transpose(1, 0, 2)[None]
@@ -209,11 +210,11 @@ def attend_latents(config: LatentConfig, p: Any, hidden_BTD: jax.Array) -> jax.A
     mixed_1MNH = attention.attend(
         Scoring(1.0 / math.sqrt(config.head_dim)), q_1MNH, k_1NHS, v_1NSH, everything
     )
-    mixed = decoder.multiply(mixed_1MNH.reshape(b, t, -1), p["latent_out"])
+    mixed = multiply(mixed_1MNH.reshape(b, t, -1), p["latent_out"])
     hidden_BTD = hidden_BTD + mixed
-    up = decoder.multiply(_norm(hidden_BTD, p, "latent_mlp_norm"), p["latent_up"])
+    up = multiply(_norm(hidden_BTD, p, "latent_mlp_norm"), p["latent_up"])
     value, gate = jnp.split(up + p["latent_up_bias"].astype(up.dtype), 2, axis=-1)
-    down = decoder.multiply(value * activate(gate, "gelu"), p["latent_down"])
+    down = multiply(value * activate(gate, "gelu"), p["latent_down"])
     return hidden_BTD + down + p["latent_down_bias"].astype(down.dtype)
 
 

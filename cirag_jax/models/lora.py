@@ -17,8 +17,10 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder
-from cirag_jax.models.decoder import FUSED, PROJECTIONS, Adapter, DecoderConfig, LoraOptions, Params
+from cirag_jax.models import decoder_params
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import Adapter, LoraOptions
+from cirag_jax.models.decoder_params import FUSED, PROJECTIONS, Params
 
 ALL_LINEAR = "all-linear"
 TARGETS = (*PROJECTIONS, *FUSED)
@@ -124,7 +126,7 @@ class _Pairs(nnx.Module):
 
     def __init__(self, config: DecoderConfig, lora: LoraConfig, rngs: nnx.Rngs):
         for name in lora.for_model(config).names:
-            shape, axes = decoder.target_parameter(config, name)
+            shape, axes = decoder_params.target_parameter(config, name)
             axes = tuple("lora_embed" if axis == "embed" else axis for axis in axes)
             setattr(self, name, _Pair(config.num_layers, lora.rank, shape, axes, rngs.params()))
 

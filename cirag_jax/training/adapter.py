@@ -17,8 +17,9 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models import decoder, decoder_params, lora
-from cirag_jax.models.decoder import DecoderConfig, Params
+from cirag_jax.models import decoder_params, lora
+from cirag_jax.models.decoder_config import DecoderConfig, choose_attention
+from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.models.io.pretrained_decoder import (
     DEFAULT_DECODER,
@@ -61,8 +62,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         precisions["param_dtype"] = "float32"
     base = load_decoder(spec, **precisions, mesh=mesh, remat=config.model.remat)
     model_config = base.config
-    if config.packing:  # See `decoder.choose_attention`.
-        attention = decoder.choose_attention(model_config, packed=True)
+    if config.packing:  # See `decoder_config.choose_attention`.
+        attention = choose_attention(model_config, packed=True)
         model_config = dataclasses.replace(model_config, attention=attention)
     folder = base.folder
     tokenizer = ChatTokenizer.load(folder)

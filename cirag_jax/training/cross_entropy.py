@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder
-from cirag_jax.models.decoder import DecoderConfig, Params
+from cirag_jax.models import decoder, decoder_params
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_params import Params
 
 CHUNK = 512  # Tokens per chunk and device.
 
@@ -112,7 +113,7 @@ def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, wit
     width = min(max(chunk // sharding.rows_per_device(batch), 1), length)
     # Gathers the weight over fsdp once, instead of in every chunk and again for the gradient.
     (name, weight), *_ = head.items()
-    shape, axes = decoder.outer_parameters(config)[name]
+    shape, axes = decoder_params.outer_parameters(config)[name]
     weight = sharding.gather_parameter(weight, shape, axes)
     axes = ["act_embed" if axis == "embed" else axis for axis in axes]
     head = {name: sharding.constrain(weight, *axes)}

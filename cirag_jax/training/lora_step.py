@@ -17,7 +17,9 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.models import decoder, decoder_params, lora, precision
-from cirag_jax.models.decoder import DecoderConfig, LoraOptions, Params
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import DEFAULT_LORA, LoraOptions
+from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy
 from cirag_jax.training.state import TrainState, apply_gradient, place_rows
@@ -66,7 +68,7 @@ def hidden(
         segments_BT=batch.segments_BT,
         shared_B=batch.shared_B,
         adapter=None if adapter is None else lora.to_adapter(adapter),
-        lora=options or decoder.DEFAULT_LORA,
+        lora=options or DEFAULT_LORA,
         dropout_key=dropout_key,
     )
 

@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from cirag_jax.models import decoder, encoder
-from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models import decoder_params, encoder
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import EncoderConfig
 
@@ -73,14 +73,14 @@ def lora_flops(
     ``tokens`` counts real tokens. ``attended`` is the sum of the squared lengths of the examples.
     """
     linear = adapter = 0
-    for name, (shape, _) in decoder.layer_parameters(config).items():
-        count = len(decoder.layers_with(config, name))
-        if name in decoder.EXPERTS:
+    for name, (shape, _) in decoder_params.layer_parameters(config).items():
+        count = len(decoder_params.layers_with(config, name))
+        if name in decoder_params.EXPERTS:
             linear += count * config.experts_per_token * math.prod(shape[1:])
         elif name.endswith("_proj") or name == "router":
             linear += count * math.prod(shape)
     for name in targets:
-        shape, _ = decoder.target_parameter(config, name)
+        shape, _ = decoder_params.target_parameter(config, name)
         adapter += config.num_layers * rank * sum(shape)
     head = config.d_model * config.vocab_size
     attention = config.num_layers * config.num_heads * config.head_dim

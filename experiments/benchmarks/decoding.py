@@ -39,6 +39,7 @@ from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.pages import PAGE_SIZE
 from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.models import decoder, decoder_params
+from cirag_jax.models.decoder_layer import DEFAULT_LORA
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.training import mfu
 from experiments.benchmarks.generation import counting, workload
@@ -92,7 +93,7 @@ def decode_step(config: Any, params: Any, rows: int, length: int, cached: int) -
             cache,
             state,
             None,
-            lora=decoder.DEFAULT_LORA,
+            lora=DEFAULT_LORA,
             details=sampling.Details(),
             greedy=True,
             eos_ids=(),
@@ -140,7 +141,7 @@ def prefill_rate(config: Any, params: Any, tokens: int) -> dict[str, Any]:
         for _ in range(4):  # Calls are queued, so the device does not wait for the host.
             start, total = np.int32(0), np.int32(tokens)
             cache = steps.prefill(
-                config, weights, cache, table_N, tokens_T, start, total, lora=decoder.DEFAULT_LORA
+                config, weights, cache, table_N, tokens_T, start, total, lora=DEFAULT_LORA
             )
         jax.block_until_ready(cache)
         seconds.append((time.perf_counter() - began) / 4)

@@ -81,8 +81,8 @@ from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError
 from cirag_jax.io import standard_streams
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models import decoder, decoder_params, lora
-from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models import decoder_params, lora
+from cirag_jax.models.decoder_config import DecoderConfig, choose_attention
 from cirag_jax.models.io import decoder_weights, peft_format
 from cirag_jax.models.io.pretrained_decoder import (
     load_decoder,
@@ -265,7 +265,7 @@ def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig,
 def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:
     """Returns hyper-parameters with this device's attention and the flags' rematerialization."""
     config = dataclasses.replace(config, remat=flags.remat)
-    return dataclasses.replace(config, attention=decoder.choose_attention(config))
+    return dataclasses.replace(config, attention=choose_attention(config))
 
 
 def save_adapter_of(ours: Ours) -> tempfile.TemporaryDirectory:
@@ -378,7 +378,7 @@ def _peak_memory() -> float:
 
 def flops_per_token(config: DecoderConfig, rank: int, length: int) -> float:
     """Returns the floating-point operations per trained token (see the module's docstring)."""
-    names = decoder.PROJECTIONS
+    names = decoder_params.PROJECTIONS
     return mfu.lora_flops(config, rank, names, tokens=1, supervised=1, attended=length)
 
 

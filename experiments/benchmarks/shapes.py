@@ -6,7 +6,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from cirag_jax.models import decoder, decoder_params
+from cirag_jax.models import decoder_params
+from cirag_jax.models.decoder_config import DecoderConfig, choose_attention
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 
 QWEN2_7B: dict[str, Any] = {
@@ -38,19 +39,19 @@ TINY = QWEN2_7B | {
 SHAPES = {"7b": QWEN2_7B, "tiny": TINY}
 
 
-def bf16_decoder(raw: dict[str, Any]) -> decoder.DecoderConfig:
+def bf16_decoder(raw: dict[str, Any]) -> DecoderConfig:
     """Returns the hyper-parameters of a shape, with weights and arithmetic in bfloat16."""
     config = parse_decoder_config(raw, "experiments/benchmarks/shapes.py")
     config = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
-    return dataclasses.replace(config, attention=decoder.choose_attention(config))
+    return dataclasses.replace(config, attention=choose_attention(config))
 
 
-def random_params(config: decoder.DecoderConfig) -> decoder_params.Params:
+def random_params(config: DecoderConfig) -> decoder_params.Params:
     """Returns random weights of a decoder, drawn by one compiled function."""
     state = jax.jit(lambda: nnx.state(decoder_params.Decoder(config, rngs=nnx.Rngs(0))))()
     return decoder_params.to_params(state)
 
 
-def parameter_count(config: decoder.DecoderConfig) -> int:
+def parameter_count(config: DecoderConfig) -> int:
     """Returns the number of weights of a decoder."""
     return sum(leaf.size for leaf in jax.tree.leaves(decoder_params.abstract_params(config)))

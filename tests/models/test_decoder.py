@@ -14,6 +14,8 @@ import transformers
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, precision
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import multiply
 from cirag_jax.models.io import decoder_weights, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import load_decoder, resolve_decoder
 from tests import tiny_decoder
@@ -253,7 +255,7 @@ def _step(config, params, tokens, start, cache):
 def _sliced(config, params):
     """Unstacks the layers without compiling `unstack_layers`."""
     layers = {name: np.asarray(value) for name, value in params["layers"].items()}
-    return {**params, "layers": decoder.arrange_layers(config, layers)}
+    return {**params, "layers": decoder_params.arrange_layers(config, layers)}
 
 
 def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
@@ -409,7 +411,7 @@ def test_decoder_padding_and_other_rows_keep_logits(tmp_path):
 
 def test_forward_cached_writes_only_pages_of_row():
     """Tokens that have no page, or are beyond the table, are dropped."""
-    config = decoder.DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
+    config = DecoderConfig(64, 32, 1, 4, 2, 16, 48, 64, attention="transposed")
     params = _sliced(config, tiny_decoder.random_params(config))
     cache, tokens = decoder.empty_cache(config, 4, 4), jnp.full((2, 4), 5, jnp.int32)
     tables = jnp.asarray([[1, 4], [2, 4]], jnp.int32)
@@ -430,7 +432,7 @@ def test_forward_cached_nan_stays_in_its_row_and_later_tokens(attention, stored,
     The table of the short row is padded with a page that does not exist. Reading it reads the last
     page, which the long row uses.
     """
-    config = decoder.DecoderConfig(
+    config = DecoderConfig(
         64, 32, 2, 4, 2, 16, 48, 64, param_dtype=stored, attention=attention, windows=(0, 6)
     )
     params = _sliced(config, tiny_decoder.random_params(config))
@@ -567,10 +569,10 @@ def test_multiply_packed_int8_equals_rounded_numbers(rows):
     assert packed.shape == w.shape and packed.values_OI.dtype == jnp.int8
     scale_w, scale_x = np.abs(w).max(0) / 127, np.abs(x).max(-1, keepdims=True) / 127
     expected = np.round(x / scale_x) @ np.round(w / scale_w) * scale_x * scale_w
-    found = np.asarray(decoder.multiply(jnp.asarray(x), packed))
+    found = np.asarray(multiply(jnp.asarray(x), packed))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
     assert np.abs(found - x @ w).max() < 0.02 * np.abs(x @ w).max()
-    assert not np.asarray(decoder.multiply(jnp.zeros((rows, 1, 40)), packed)).any()
+    assert not np.asarray(multiply(jnp.zeros((rows, 1, 40)), packed)).any()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -580,14 +582,14 @@ def test_multiply_fp32_by_bf16_accumulates_in_fp32(rows, axis):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, rows, 24)).astype(np.float32)
     kernel = jnp.asarray(rng.standard_normal((24, 8) if axis == 0 else (8, 24)), jnp.bfloat16)
-    found = decoder.multiply(jnp.asarray(x), kernel, axis)
+    found = multiply(jnp.asarray(x), kernel, axis)
     rounded = np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32)
     matrix = np.asarray(kernel, np.float32)
     expected = rounded @ (matrix if axis == 0 else matrix.T)
     assert found.dtype == jnp.float32 and found.shape == (1, rows, 8)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert np.abs(x @ (matrix if axis == 0 else matrix.T) - expected).max() > 1e-3
-    assert decoder.multiply(jnp.asarray(x, jnp.bfloat16), kernel, axis).dtype == jnp.bfloat16
+    assert multiply(jnp.asarray(x, jnp.bfloat16), kernel, axis).dtype == jnp.bfloat16
 
 
 PROMPTS = (

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from cirag_jax.models import decoder, decoder_params, lora
-from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.decoder_config import DecoderConfig
 
 _QUICK: Any = {"xla_backend_optimization_level": "0"}
 
@@ -42,7 +42,9 @@ def test_forward_bf16_on_cpu_copies_one_layer_at_a_time():
         return memory.temp_size_in_bytes
 
     few, many = temporary_bytes(2), temporary_bytes(6)
-    fp32_layer = 4 * sum(math.prod(s) for s, _ in decoder.layer_parameters(_model(1)).values())
+    fp32_layer = 4 * sum(
+        math.prod(s) for s, _ in decoder_params.layer_parameters(_model(1)).values()
+    )
     assert fp32_layer / 2 < few < 1.5 * fp32_layer
     assert many - few < 0.01 * fp32_layer
 

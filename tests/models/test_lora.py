@@ -11,7 +11,9 @@ import torch
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, decoder_params, lora, low_rank
+from cirag_jax.models import decoder, decoder_layer, decoder_params, lora, low_rank
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import LoraOptions
 from cirag_jax.models.io import pretrained_decoder
 from cirag_jax.models.lora import LoraConfig
 from tests import tiny_adapter, tiny_decoder
@@ -114,8 +116,8 @@ def test_merge_equals_base_with_adapter(family, unstacked, tmp_path):
             decoder_params.unstack_layers(adapter),
         )
     merged = lora.merge(params, adapter, config.scale)
-    found = our_logits(ours.config, merged, None, tokens(), decoder.LoraOptions())
-    plain = our_logits(ours.config, params, None, tokens(), decoder.LoraOptions())
+    found = our_logits(ours.config, merged, None, tokens(), LoraOptions())
+    plain = our_logits(ours.config, params, None, tokens(), LoraOptions())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
     assert np.abs(np.asarray(plain) - wanted).max() > 0.1  # the adapter has an effect
     jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(ours.state), before)
@@ -211,7 +213,7 @@ def test_dropout_elements_are_independent(rate, width):
 
 def test_lora_dropout_mask_is_drawn_once_per_input(monkeypatch):
     """Keys and values share a mask, as do gate and up. Layers without an adapter draw none."""
-    config = decoder.DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
+    config = DecoderConfig(7, 32, 2, 2, 2, 16, 32, param_dtype="float32")
     targets = ("k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     lora_config = LoraConfig(rank=32, alpha=32.0, dropout=0.5, targets=targets)
     params = tiny_decoder.random_params(config)
@@ -222,7 +224,7 @@ def test_lora_dropout_mask_is_drawn_once_per_input(monkeypatch):
         seen.append((rate, *jax.random.key_data(key).tolist()))
         return low_rank.dropout(x, rate, key)
 
-    monkeypatch.setattr(decoder, "dropout", spy)
+    monkeypatch.setattr(decoder_layer, "dropout", spy)
     decoder.forward(
         config,
         decoder_params.unstack_layers(params),  # not traced, so that keys have values
@@ -259,7 +261,7 @@ def test_lora_sharded_equals_unsharded(sizes, tmp_path):
 
 
 def test_lora_config_targets_select_layers():
-    assert LoraConfig(targets=("all-linear",)).names == decoder.PROJECTIONS
+    assert LoraConfig(targets=("all-linear",)).names == decoder_params.PROJECTIONS
     assert LoraConfig(targets=("v_proj", "q_proj", "v_proj")).names == ("q_proj", "v_proj")
     with pytest.raises(UserError, match="query_key_value.*known: q_proj.*down_proj.*all-linear"):
         LoraConfig(targets=("q_proj", "query_key_value"))
@@ -272,7 +274,7 @@ def test_lora_config_targets_select_layers():
 def test_lora_config_for_model_with_experts_selects_attention(tmp_path):
     folder = tiny_decoder.folder(tmp_path, "qwen3_moe")
     config, _ = pretrained_decoder.read_decoder_config(folder)
-    assert LoraConfig().for_model(config).names == decoder.PROJECTIONS[:4]
+    assert LoraConfig().for_model(config).names == decoder_params.PROJECTIONS[:4]
     assert list(lora.to_adapter(lora.init_adapter(config, LoraConfig()))["layers"]) == [
         *("k_proj", "o_proj", "q_proj", "v_proj")
     ]

@@ -11,7 +11,8 @@ import pytest
 from cirag_jax import sharding
 from cirag_jax.errors import TryAgain, UserError
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import decoder_params, lora
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.pretrained_decoder import load_decoder
@@ -72,7 +73,7 @@ def test_train_base_is_unchanged_and_not_in_checkpoint(trained, folders):
         saved = checkpoints._manager.item_metadata(6)["state"].tree
     total = sum(int(np.prod(leaf.shape)) for leaf in saved.values())
     assert 3 * adapter <= total <= 3 * adapter + 8  # Two moments, counters and a key.
-    assert config == LoraConfig(4, 32.0, 0.05, decoder.PROJECTIONS)
+    assert config == LoraConfig(4, 32.0, 0.05, decoder_params.PROJECTIONS)
     assert meta["component"] == trained_component(str(workdir)) == "integrator"
     assert meta["prompt"] == {
         "units": "triple",
@@ -322,7 +323,7 @@ def test_train_steps_that_are_not_finite_stop_with_the_first_weights(folders, tm
 
 
 def test_lora_flops_equal_hand_computed_value():
-    config = decoder.DecoderConfig(
+    config = DecoderConfig(
         vocab_size=100, d_model=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=16
     )
     linear = 3 * (8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16)
@@ -336,7 +337,7 @@ def test_lora_flops_equal_hand_computed_value():
 
 def test_lora_flops_of_experts_equal_hand_computed_value():
     """A token uses 2 of 4 experts and the shared one; the first layer is dense."""
-    config = decoder.DecoderConfig(
+    config = DecoderConfig(
         *(100, 8, 3, 2, 1, 4, 16),
         num_experts=4,
         experts_per_token=2,

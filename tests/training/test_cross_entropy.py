@@ -10,6 +10,7 @@ import pytest
 
 from cirag_jax import sharding
 from cirag_jax.models import decoder
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.training import cross_entropy as ce
 from cirag_jax.training.rehearsal import collectives
 
@@ -20,9 +21,7 @@ RTOL, ATOL = 5e-7, 1e-5
 
 
 def problem(tied=False, softcap=None):
-    config = decoder.DecoderConfig(
-        WORDS, WIDTH, 1, 4, 2, 8, 64, tie_embeddings=tied, final_softcap=softcap
-    )
+    config = DecoderConfig(WORDS, WIDTH, 1, 4, 2, 8, 64, tie_embeddings=tied, final_softcap=softcap)
     rng = np.random.default_rng(0)
     shape = (WORDS, WIDTH) if tied else (WIDTH, WORDS)
     head = {"embedding" if tied else "lm_head": rng.normal(size=shape).astype(np.float32)}
@@ -107,7 +106,7 @@ def test_cross_entropy_output_layer_has_no_gradient():
 
 
 def test_cross_entropy_never_stores_all_logits():
-    config = decoder.DecoderConfig(4096, 16, 1, 2, 2, 8, 16)
+    config = DecoderConfig(4096, 16, 1, 2, 2, 8, 16)
     rows, length, chunk = 2, 512, 64
     shapes = (
         jax.ShapeDtypeStruct((16, 4096), jnp.float32),

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder, decoder_params, lora, precision
+from cirag_jax.models import decoder_params, lora, precision
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import DEFAULT_LORA
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
@@ -223,7 +225,7 @@ def test_dropout_depends_on_step_and_micro_batch(tmp_path):
 
 
 def test_train_step_rounding_adapter_once_changes_nothing(monkeypatch):
-    config = decoder.DecoderConfig(
+    config = DecoderConfig(
         320, 32, 2, 4, 2, 8, 48, dtype="bfloat16", param_dtype="bfloat16", remat="projections"
     )
     mesh, tx = sharding.make_mesh(devices=jax.devices()[:1]), optax.sgd(0.1)
@@ -274,7 +276,7 @@ def test_train_step_frees_added_gradient_before_next():
         pass
 
     step: Any = object.__new__(lora_step.TrainStep)
-    step.config, step.options = types.SimpleNamespace(dtype="float32"), decoder.DEFAULT_LORA
+    step.config, step.options = types.SimpleNamespace(dtype="float32"), DEFAULT_LORA
     step._gradient, step._add, step._apply = "gradient", "add", "apply"
     arrays, alive = [], []
 

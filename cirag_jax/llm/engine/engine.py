@@ -50,9 +50,10 @@ from cirag_jax.llm.engine.shapes import (
 )
 from cirag_jax.llm.engine.store import CacheStore
 from cirag_jax.llm.grammar import JsonGrammar
-from cirag_jax.models import decoder, decoder_params
+from cirag_jax.models import decoder_params
 from cirag_jax.models import lora as lora_lib
-from cirag_jax.models.decoder import DEFAULT_LORA, Adapter, DecoderConfig, LoraOptions
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import DEFAULT_LORA, Adapter, LoraOptions
 from cirag_jax.models.io import peft_format
 from cirag_jax.models.io.pretrained_decoder import check_tokenizer, load_decoder
 from cirag_jax.models.lora import LoraConfig
@@ -95,7 +96,7 @@ class Engine:
     def __init__(
         self,
         config: DecoderConfig,
-        params: decoder.Params,
+        params: decoder_params.Params,
         tokenizer: ChatTokenizer,
         *,
         adapter: Adapter | None = None,

@@ -15,7 +15,9 @@ import numpy as np
 from cirag_jax.llm.engine import sampling
 from cirag_jax.llm.engine.sampling import Details, Sampling
 from cirag_jax.models import attention, decoder, paged_cache
-from cirag_jax.models.decoder import Adapter, DecoderConfig, LoraOptions, Params
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import Adapter, LoraOptions
+from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.paged_cache import Cache
 
 Array = jax.Array | np.ndarray  # host arrays are uploaded with the call

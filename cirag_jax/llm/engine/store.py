@@ -7,7 +7,7 @@ from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation, PageAllocator
 from cirag_jax.llm.engine.rows import page_table
 from cirag_jax.llm.engine.shapes import EngineConfig, next_power_of_two
 from cirag_jax.models import decoder
-from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.paged_cache import Cache
 
 

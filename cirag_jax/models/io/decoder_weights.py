@@ -19,8 +19,9 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.io import replacing, write_json
-from cirag_jax.models import decoder, decoder_params
-from cirag_jax.models.decoder import DecoderConfig, Params
+from cirag_jax.models import decoder_params
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, save_tensors
 from cirag_jax.sharding import ShapesAndAxes
 
@@ -83,7 +84,7 @@ _GEMMA = (
 
 
 def _fuse(entry: Entry) -> Entry:
-    for name, parts in decoder.FUSED.items():
+    for name, parts in decoder_params.FUSED.items():
         if entry.target in parts:
             return dataclasses.replace(entry, fused=entry.source.replace(entry.target, name))
     return entry
@@ -184,7 +185,7 @@ def parameter_tensors(
 ) -> list[ParameterTensors]:
     """Returns all parameters of a model with their checkpoint tensors; layers come last.
 
-    ``more`` are parameters outside the layers, next to those of `decoder.outer_parameters`.
+    ``more`` are parameters outside the layers, next to those of `decoder_params.outer_parameters`.
     """
     families = {**FAMILIES, **EMBEDDERS}
     if model_type not in families:
@@ -194,14 +195,14 @@ def parameter_tensors(
     entries = {("{layer}" in e.source, e.target): e for e in families[model_type]}
     result = []
     for in_layers, parameters in (
-        (False, {**decoder.outer_parameters(config), **(more or {})}),
-        (True, decoder.layer_parameters(config)),
+        (False, {**decoder_params.outer_parameters(config), **(more or {})}),
+        (True, decoder_params.layer_parameters(config)),
     ):
         for target, (shape, _) in parameters.items():
             entry = entries.get((in_layers, target))
             if entry is None:
                 raise UserError(f"model_type {model_type!r} has no tensor for {target!r}")
-            layers = decoder.layers_with(config, target) if in_layers else ()
+            layers = decoder_params.layers_with(config, target) if in_layers else ()
             count = config.num_experts if "{expert}" in entry.source else 0
             names = tuple(
                 entry.source.format(layer=layer, expert=expert)

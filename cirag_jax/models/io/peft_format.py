@@ -21,8 +21,9 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_object, replacing, write_json, write_text
-from cirag_jax.models import decoder, lora
-from cirag_jax.models.decoder import PROJECTIONS, DecoderConfig
+from cirag_jax.models import decoder_params, lora
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_params import PROJECTIONS
 from cirag_jax.models.io.tensor_files import (
     check_tensor,
     fetch,
@@ -406,7 +407,7 @@ def _read_tensors(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns target -> side -> stacked host array, with zeros where the adapter has no values."""
     file, rank = tensor_file(folder), lora_config.rank
-    parameters = {name: decoder.target_parameter(config, name)[0] for name in layers}
+    parameters = {name: decoder_params.target_parameter(config, name)[0] for name in layers}
     widest = max(map(max, parameters.values()))
     if rank > widest:  # the adapter would be larger than the base
         raise UserError(

@@ -17,7 +17,8 @@ from flax import nnx
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object
 from cirag_jax.models.activations import TRANSFORMERS_NAMES
-from cirag_jax.models.decoder import DecoderConfig, Params, Remat, choose_attention
+from cirag_jax.models.decoder_config import DecoderConfig, Remat, choose_attention
+from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.io import decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.rope_fields import (

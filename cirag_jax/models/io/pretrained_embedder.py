@@ -14,7 +14,8 @@ from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
-from cirag_jax.models import decoder, lora
+from cirag_jax.models import lora
+from cirag_jax.models.decoder_config import choose_attention
 from cirag_jax.models.embedder import Embedder, EmbedderConfig, LatentConfig, latent_parameters
 from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import decoder_weights, peft_format, pretrained_decoder
@@ -99,7 +100,7 @@ def with_compute_options(
     model = dataclasses.replace(
         config.decoder, dtype=dtype, param_dtype=dtype, remat="full" if remat else "off"
     )
-    attention = decoder.choose_attention(model, platform=platform)
+    attention = choose_attention(model, platform=platform)
     return dataclasses.replace(config, decoder=dataclasses.replace(model, attention=attention))
 
 

@@ -17,7 +17,7 @@ from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import is_training_workdir, local_path, write_json
 from cirag_jax.models import decoder_params, link_head, lora
 from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
-from cirag_jax.models.decoder import DecoderConfig
+from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.io import encoder_adapter, peft_format, pretrained_decoder
 from cirag_jax.models.io.checkpoints import Checkpoints

@@ -17,6 +17,8 @@ from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.llm.engine.shapes import chunks, prefix_keys
 from cirag_jax.llm.types import Score
 from cirag_jax.models import decoder, decoder_params
+from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.decoder_layer import DEFAULT_LORA
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from tests import tiny_decoder
 from tests.llm.engine.engines import ask, mixed_requests, numbers, open_engine, pages_are_free, text
@@ -192,11 +194,11 @@ def test_interruption_leaves_engine_usable(engine, caching_engine, monkeypatch, 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 def test_programs_do_not_copy_the_cache(stored):
     """XLA must not copy a bf16 cache to fp32 at every write."""
-    config = decoder.DecoderConfig(
+    config = DecoderConfig(
         64, 32, 1, 4, 2, 16, 48, 4096, param_dtype=stored, attention="transposed"
     )
     params = decoder_params.unstack_layers(tiny_decoder.random_params(config))
-    weights, lora = steps.Weights(params, None), decoder.DEFAULT_LORA
+    weights, lora = steps.Weights(params, None), DEFAULT_LORA
     cache = decoder.empty_cache(config, 4 * 32, 128)
     table_N, tokens_NT = np.arange(32, dtype=np.int32), np.zeros((2, 8), np.int32)
     start = np.int32(100)

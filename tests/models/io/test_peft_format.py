@@ -110,7 +110,7 @@ def test_save_adapter_for_model_with_images_loads_in_peft(tmp_path):
 @pytest.mark.parametrize(
     ("target_modules", "names"),
     [
-        ("all-linear", decoder.PROJECTIONS),
+        ("all-linear", decoder_params.PROJECTIONS),
         (r".*\.(q|v)_proj", ("q_proj", "v_proj")),
         (["mlp.down_proj", "k_proj"], ("k_proj", "down_proj")),
     ],
@@ -209,9 +209,9 @@ def test_load_adapter_of_another_kind_is_refused(kind, peft_adapter, tmp_path):
 def test_load_adapter_on_experts_is_refused(tmp_path):
     folder = tiny_decoder.folder(tmp_path / "base", "qwen3_moe")
     config, _ = read_decoder_config(folder)
-    attention = LoraConfig(4, targets=decoder.PROJECTIONS[:4])
+    attention = LoraConfig(4, targets=decoder_params.PROJECTIONS[:4])
     tiny_adapter.peft_model(folder, attention).save_pretrained(tmp_path / "adapter")
-    assert load_adapter(tmp_path / "adapter", config)[1].names == decoder.PROJECTIONS[:4]
+    assert load_adapter(tmp_path / "adapter", config)[1].names == decoder_params.PROJECTIONS[:4]
     file = tmp_path / "adapter/adapter_model.safetensors"
     tensors = safetensors.numpy.load_file(file)
     mixtral = "base_model.model.model.layers.1.block_sparse_moe.experts.0.w1.lora_A.weight"
@@ -233,7 +233,7 @@ def test_load_adapter_default_fields_and_string_targets(adapter):
         text = json.dumps({**kept, "target_modules": word})
         (folder / "adapter_config.json").write_text(text)
         _, found = load_adapter(folder, config)
-        assert found == LoraConfig(4, 6.0, 0.0, decoder.PROJECTIONS)
+        assert found == LoraConfig(4, 6.0, 0.0, decoder_params.PROJECTIONS)
 
 
 def test_load_adapter_16_bit_tensors_and_bare_names(peft_adapter, adapter):
