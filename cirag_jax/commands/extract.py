@@ -15,8 +15,7 @@ import pathlib
 import shutil
 import sys
 import time
-import zlib
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,16 +23,14 @@ import tqdm
 
 from cirag_jax import cli, processes
 from cirag_jax.commands import backends, cluster, task
-from cirag_jax.commands.extract_estimate import estimate
-from cirag_jax.commands.extract_import import import_openie
+from cirag_jax.commands.extract_estimate import estimate, estimate_only, measured_rate
+from cirag_jax.commands.extract_import import export_triples, import_triples
+from cirag_jax.commands.extract_selection import Selection, selected_passages
 from cirag_jax.commands.identity import of_extractor
-from cirag_jax.datasets import jsonl, triple_files
-from cirag_jax.datasets.corpus import WHOLE
 from cirag_jax.datasets.corpus_scan import CorpusScan
-from cirag_jax.datasets.load import load_dataset, select_corpus, select_questions
 from cirag_jax.errors import InUse, UserError, check_at_least, check_choice
 from cirag_jax.identity import check_same
-from cirag_jax.io import Closing, say, write_lines
+from cirag_jax.io import Closing, say
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction, own_prompts
 from cirag_jax.methods.common.extraction import Extraction, ExtractionSettings
@@ -42,10 +39,10 @@ from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import JournalReader, Record, Totals, convert
 from cirag_jax.runtime.run import Runner, Show, progress_bar
 from cirag_jax.runtime.scheduler import Handler, Job, Progress
-from cirag_jax.runtime.store import JOURNAL, Journal, journal_path
+from cirag_jax.runtime.store import Journal, journal_path
 from cirag_jax.triples import store as stores
-from cirag_jax.triples.store import TripleStore, content_hash
-from cirag_jax.types import Config, Passage, Triple, UnitInterval
+from cirag_jax.triples.store import TripleStore
+from cirag_jax.types import Config, Passage, UnitInterval
 from cirag_jax.validation import check_value
 
 _Block = tuple[Sequence[Passage], Mapping[str, Record]]  # passages, and records by program name
@@ -75,11 +72,12 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.import_openie is not None and config.export_openie is not None:
         raise UserError("config.import_openie and config.export_openie are alternatives.")
     if config.export_openie is not None:
-        return _export(config, workdir)
+        return export_triples(config, workdir)
     if config.import_openie is not None:
-        return _import(config, workdir, started)
+        return import_triples(config, workdir, started)
     if config.estimate_only:
-        return _estimate_only(config, workdir, settings)
+        identity = _identity(config, settings, _own_prompts(config))
+        return estimate_only(config, workdir, settings, identity)
     if count > 1 or on_cluster:
         task.refuse_budgets(config)
     paths = [journal_path(workdir, number, count) for number in range(count)]
@@ -98,8 +96,8 @@ def extract_corpus(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             TripleStore.create(parts[index]) as store,
             CorpusScan(config.data.dir) as corpus,
         ):
-            selection = _Selection(
-                config, identity, corpus, store, _selected(config), (index, count)
+            selection = Selection(
+                config, identity, corpus, store, selected_passages(config), (index, count)
             )
             store.set_run_counts(extraction_run.run(selection, store))
 
@@ -140,103 +138,6 @@ def _own_prompts(config: Config) -> OwnPrompts:
     )
 
 
-def _selected(config: Config) -> Collection[str] | None:
-    """Returns the ids of the passages that ``config.data`` selects; None for all passages."""
-    data = config.data
-    if data.corpus == WHOLE:
-        filters = [name for name in ("split", "fold", "setting", "ids", "limit") if data[name]]
-        if filters:
-            raise UserError(
-                f"config.data.{filters[0]} selects questions, but config.data.corpus={WHOLE} uses "
-                "all passages; set config.data.corpus=selected_questions to extract the passages "
-                "of their contexts."
-            )
-        return None
-    dataset = load_dataset(data)
-    questions = select_questions(dataset, data)
-    return frozenset(passage.id for passage in select_corpus(dataset, questions, data).passages)
-
-
-def _estimate_only(
-    config: Config, workdir: pathlib.Path, settings: ExtractionSettings
-) -> dict[str, Any]:
-    """Estimates the cost of an extraction, without changing ``workdir``."""
-    with contextlib.ExitStack() as stack:
-        store = rate = None
-        if (workdir / stores.FILE).exists():
-            store = stack.enter_context(TripleStore.open(workdir))
-        if (workdir / JOURNAL).exists():
-            with JournalReader(workdir / JOURNAL) as journal:
-                rate = _rate(journal)
-        corpus = stack.enter_context(CorpusScan(config.data.dir))
-        identity = _identity(config, settings, _own_prompts(config))
-        selection = _Selection(config, identity, corpus, store, _selected(config), (0, 1))
-        return {**estimate(selection.pending(), config, settings, rate), "complete": False}
-
-
-def _import(config: Config, workdir: pathlib.Path, started: float) -> dict[str, Any]:
-    if _selected(config) is not None:
-        raise UserError(
-            "config.import_openie imports the complete file; do not set config.data.corpus."
-        )
-    if jax.process_count() > 1:
-        raise UserError("config.import_openie runs in one process.")
-    path = pathlib.Path(config.import_openie).expanduser()
-    with (
-        Journal(journal_path(workdir, 0, 1), {"import": str(path)}) as journal,
-        TripleStore.create(workdir / stores.FILE) as store,
-        CorpusScan(config.data.dir) as corpus,
-    ):
-        imported = import_openie(path, corpus, store, config.block)
-        return {
-            "passages": len(store),
-            **store.counts(),
-            **imported,
-            "seconds": journal.add_seconds(time.monotonic() - started),
-            "complete": True,
-            "store": str(store.path),
-        }
-
-
-def _export(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
-    """Writes the triples of the store to a file, in the order of the corpus."""
-    if _selected(config) is not None:
-        raise UserError(
-            "config.export_openie exports the complete store; do not set config.data.corpus."
-        )
-    if jax.process_count() > 1:
-        raise UserError("config.export_openie runs in one process.")
-    path = pathlib.Path(config.export_openie).expanduser()
-    if path.suffix not in (".jsonl", ".json"):
-        raise UserError(
-            f"config.export_openie={path} must end in .jsonl (the format of openie.jsonl) or .json "
-            "(HippoRAG's)."
-        )
-    if not path.parent.is_dir():
-        raise UserError(f"config.export_openie={path}: {path.parent} is not a folder.")
-    counts = collections.Counter({"exported": 0, "triples": 0, "without_triples": 0})
-
-    def rows() -> Iterator[tuple[Passage, Sequence[Triple]]]:
-        passages = iter(corpus)
-        while block := list(itertools.islice(passages, 500)):
-            store.check_corpus(block)
-            extracted = store.triples([passage.id for passage in block])
-            for passage in block:
-                triples = extracted[passage.id]
-                if triples is None:
-                    counts["without_triples"] += 1
-                    continue
-                counts.update(exported=1, triples=len(triples))
-                yield passage, triples
-
-    with TripleStore.open(workdir) as store, CorpusScan(config.data.dir) as corpus:
-        if path.suffix == ".json":
-            triple_files.write_hipporag(path, rows())
-        else:
-            write_lines(path, (jsonl.openie_record(p.id, triples) for p, triples in rows()))
-    return {**counts, "file": str(path), "complete": True}
-
-
 def _result(
     workdir: pathlib.Path, parts: Sequence[pathlib.Path], paths: Sequence[pathlib.Path]
 ) -> dict[str, Any]:
@@ -267,82 +168,6 @@ def _result(
             "complete": not runs["left"],
             "store": str(store.path),
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Selection:
-    """The passages of a corpus from which to extract triples.
-
-    Attributes:
-        config: see configs/extract.py.
-        identity: the identity of the extractor.
-        corpus: all passages.
-        store: the existing store, if any.
-        only: ids of the selected passages; None for the complete corpus.
-        share: (index of this process, number of processes).
-    """
-
-    config: Config
-    identity: Mapping[str, Any]
-    corpus: CorpusScan
-    store: TripleStore | None
-    only: Collection[str] | None
-    share: tuple[int, int]
-
-    def chosen(self) -> Iterator[Passage]:
-        """Yields this process's share of the selected passages, in the order of the corpus."""
-        index, count = self.share
-        chosen = (p for p in self.corpus if self.only is None or p.id in self.only)
-        for passage in itertools.islice(chosen, self.config.limit or None):
-            # By id, so that a passage stays with its process if the corpus changes.
-            if zlib.crc32(passage.id.encode("utf-8", "replace")) % count == index:
-                yield passage
-
-    def pending(self) -> Iterator[Passage]:
-        """Yields the chosen passages without an up-to-date result."""
-        return filter(self.is_pending, self.chosen())
-
-    def blocks(self) -> Iterator[tuple[str, list[Passage]]]:
-        """Yields blocks of pending passages, with the name of each block.
-
-        The chosen passages are divided into blocks of ``config.block``. If all passages of a block
-        are pending, the block is yielded unchanged, under the same name in every run, so a resumed
-        run finds the block's journal. The remaining pending passages are regrouped into blocks.
-        """
-        chosen, size, rest = self.chosen(), self.config.block, list[Passage]()
-        for number in itertools.count():
-            part = list(itertools.islice(chosen, size))
-            pending = [passage for passage in part if self.is_pending(passage)]
-            if part and len(pending) == len(part):
-                yield f"{number:08d}", part
-                continue
-            rest += pending
-            if len(rest) >= size or (rest and not part):
-                yield f"{number:08d}-rest", rest[:size]
-                del rest[:size]
-            if not part:
-                return
-
-    def is_pending(self, passage: Passage) -> bool:
-        """Returns whether a passage has no up-to-date result."""
-        entry = self.store.entry(passage.id) if self.store else None
-        if self.store is None or entry is None or entry.hash != content_hash(passage):
-            return True
-        if "import" in entry.extractor:  # imported triples are up to date
-            return False
-        if entry.extractor != self.identity:
-            if not self.config.replace:
-                remedy = "set --config.replace=true to extract again, or use another --workdir"
-                if "extractor" not in entry.extractor:
-                    raise UserError(
-                        f"{self.store.path} was written by an earlier version, which did not "
-                        f"record the full identity of the extractor; {remedy}."
-                    )
-                check_same(self.store.path, entry.extractor, self.identity, remedy)
-            return True
-        if self.config.retry == "errors":  # an unreadable answer would not change
-            return bool(entry.cause) and not entry.cause.startswith(extraction.UNREADABLE)
-        return self.config.retry == "all" and entry.status == "failed"
 
 
 class _Shard(NamedTuple):
@@ -392,11 +217,6 @@ class _Worker:
             encode=extraction.encode_extraction,
             replace=self._config.replace,
         )
-
-
-def _rate(journal: JournalReader) -> float | None:
-    """Returns passages per second over all runs of a journal."""
-    return journal.totals().programs / journal.seconds if journal.seconds else None
 
 
 def _jobs(
@@ -456,7 +276,7 @@ class _CorpusExtraction(Closing):
         stack.enter_context(contextlib.closing(backend))
         return {"extractor": GenerateHandler(backend, {})}
 
-    def run(self, selection: _Selection, store: TripleStore) -> dict[str, int]:
+    def run(self, selection: Selection, store: TripleStore) -> dict[str, int]:
         """Extracts triples of all pending passages.
 
         Returns:
@@ -467,7 +287,7 @@ class _CorpusExtraction(Closing):
             selection.chosen(), desc="corpus", unit=" passages", file=sys.stderr, delay=5
         )
         chosen = sum(1 for _ in bar)
-        rate = _rate(self._journal)
+        rate = measured_rate(self._journal)
         pending = estimate(selection.pending(), self._config, self._settings, rate)["passages"]
         deleted = [name for name in store.passage_ids() if name not in selection.corpus]
         if deleted:
@@ -484,7 +304,7 @@ class _CorpusExtraction(Closing):
         counts = {"reused": chosen - pending, "extracted": done}
         return {**counts, "deleted": len(deleted), "left": pending - done}
 
-    def _extract(self, selection: _Selection, store: TripleStore, pending: int) -> int:
+    def _extract(self, selection: Selection, store: TripleStore, pending: int) -> int:
         """Extracts block by block; returns the number of passages whose outcome is stored."""
         done = 0
         extract = self._on_cluster if cluster.is_chosen(self._config) else self._locally
@@ -496,7 +316,7 @@ class _CorpusExtraction(Closing):
                     done += len(block)
         return done
 
-    def _locally(self, selection: _Selection, show: Show) -> Generator[_Block]:
+    def _locally(self, selection: Selection, show: Show) -> Generator[_Block]:
         """Yields extracted blocks, which the caller stores; the last block may be partial."""
 
         def on_progress(progress: Progress, tokens: int) -> None:
@@ -524,7 +344,7 @@ class _CorpusExtraction(Closing):
             if not complete:
                 return
 
-    def _on_cluster(self, selection: _Selection, show: Show) -> Generator[_Block]:
+    def _on_cluster(self, selection: Selection, show: Show) -> Generator[_Block]:
         """Yields blocks that workers extracted; deletes a shard's journal after it is stored."""
         config = self._config
         self._shards.mkdir(exist_ok=True)

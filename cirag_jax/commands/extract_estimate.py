@@ -1,14 +1,22 @@
 """Estimates of the tokens and the time that an extraction takes."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from cirag_jax.commands import backends
+from cirag_jax.commands.extract_selection import Selection, selected_passages
+from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.io import say
 from cirag_jax.llm.openai_format import estimate_tokens
 from cirag_jax.methods.common import dialects
 from cirag_jax.methods.common.extraction import ExtractionSettings, weight_files
 from cirag_jax.methods.common.extraction_prompts import entity_messages, triple_messages
+from cirag_jax.runtime.records import JournalReader
+from cirag_jax.runtime.store import JOURNAL
+from cirag_jax.triples import store as stores
+from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Passage
 
 # Assumed speeds. For a machine: parameters per second, operations per second, rows per batch.
@@ -16,6 +24,27 @@ from cirag_jax.types import Config, Passage
 _MACHINE = {"cpu": (2e9, 1e11, 16), "other": (5e11, 1e14, 64)}
 _SERVER_RATE = 40.0
 _BYTES = {".gguf": 0.6, ".safetensors": 2.0}  # typical size of a parameter
+
+
+def estimate_only(
+    config: Config, workdir: Path, settings: ExtractionSettings, identity: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Estimates the cost of an extraction, without changing ``workdir``."""
+    with contextlib.ExitStack() as stack:
+        store = rate = None
+        if (workdir / stores.FILE).exists():
+            store = stack.enter_context(TripleStore.open(workdir))
+        if (workdir / JOURNAL).exists():
+            with JournalReader(workdir / JOURNAL) as journal:
+                rate = measured_rate(journal)
+        corpus = stack.enter_context(CorpusScan(config.data.dir))
+        selection = Selection(config, identity, corpus, store, selected_passages(config), (0, 1))
+        return {**estimate(selection.pending(), config, settings, rate), "complete": False}
+
+
+def measured_rate(journal: JournalReader) -> float | None:
+    """Returns passages per second over all runs of a journal."""
+    return journal.totals().programs / journal.seconds if journal.seconds else None
 
 
 def estimate(

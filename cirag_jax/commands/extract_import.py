@@ -1,26 +1,60 @@
-"""Import of existing triples (``openie.jsonl``) into a store."""
+"""Import of existing triples (``openie.jsonl``) into a store, and export of a store's triples."""
 
+import collections
 import contextlib
 import hashlib
 import itertools
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import msgspec
 
+from cirag_jax.commands.extract_selection import selected_passages
+from cirag_jax.datasets import jsonl, triple_files
 from cirag_jax.datasets.corpus_scan import CorpusScan
 from cirag_jax.datasets.jsonl import OpenIE, triples_of
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.datasets.triple_files import hipporag_rows
 from cirag_jax.errors import UserError
-from cirag_jax.io import say
+from cirag_jax.io import say, write_lines
+from cirag_jax.runtime.store import Journal, journal_path
+from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import Record, TripleStore, content_hash
-from cirag_jax.types import Triple
+from cirag_jax.types import Config, Passage, Triple
 
 
-def import_openie(path: Path, corpus: CorpusScan, store: TripleStore, block: int) -> dict[str, Any]:
+def import_triples(config: Config, workdir: Path, started: float) -> dict[str, Any]:
+    """Imports the triples of a file into the store; returns the result of the command."""
+    _check_complete(config, "config.import_openie", "imports the complete file")
+    path = Path(config.import_openie).expanduser()
+    with (
+        Journal(journal_path(workdir, 0, 1), {"import": str(path)}) as journal,
+        TripleStore.create(workdir / stores.FILE) as store,
+        CorpusScan(config.data.dir) as corpus,
+    ):
+        imported = _import(path, corpus, store, config.block)
+        return {
+            "passages": len(store),
+            **store.counts(),
+            **imported,
+            "seconds": journal.add_seconds(time.monotonic() - started),
+            "complete": True,
+            "store": str(store.path),
+        }
+
+
+def _check_complete(config: Config, option: str, does: str) -> None:
+    if selected_passages(config) is not None:
+        raise UserError(f"{option} {does}; do not set config.data.corpus.")
+    if jax.process_count() > 1:
+        raise UserError(f"{option} runs in one process.")
+
+
+def _import(path: Path, corpus: CorpusScan, store: TripleStore, block: int) -> dict[str, Any]:
     """Imports the triples of an ``openie.jsonl`` or of a HippoRAG file into the store.
 
     Each transaction adds or replaces ``block`` passages. Passages already imported from the same
@@ -98,3 +132,37 @@ def _records(
             counts["malformed"] += malformed
             counts["out_of_range"] += out_of_range
         yield Record(passage.id, digest, tuple(triples))
+
+
+def export_triples(config: Config, workdir: Path) -> dict[str, Any]:
+    """Writes the triples of the store to a file, in the order of the corpus."""
+    _check_complete(config, "config.export_openie", "exports the complete store")
+    path = Path(config.export_openie).expanduser()
+    if path.suffix not in (".jsonl", ".json"):
+        raise UserError(
+            f"config.export_openie={path} must end in .jsonl (the format of openie.jsonl) or .json "
+            "(HippoRAG's)."
+        )
+    if not path.parent.is_dir():
+        raise UserError(f"config.export_openie={path}: {path.parent} is not a folder.")
+    counts = collections.Counter({"exported": 0, "triples": 0, "without_triples": 0})
+
+    def rows() -> Iterator[tuple[Passage, Sequence[Triple]]]:
+        passages = iter(corpus)
+        while block := list(itertools.islice(passages, 500)):
+            store.check_corpus(block)
+            extracted = store.triples([passage.id for passage in block])
+            for passage in block:
+                triples = extracted[passage.id]
+                if triples is None:
+                    counts["without_triples"] += 1
+                    continue
+                counts.update(exported=1, triples=len(triples))
+                yield passage, triples
+
+    with TripleStore.open(workdir) as store, CorpusScan(config.data.dir) as corpus:
+        if path.suffix == ".json":
+            triple_files.write_hipporag(path, rows())
+        else:
+            write_lines(path, (jsonl.openie_record(p.id, triples) for p, triples in rows()))
+    return {**counts, "file": str(path), "complete": True}
