@@ -201,7 +201,6 @@ def open_retriever(
     encoder: Encoder | None,
     *,
     triples: Mapping[str, Sequence[Triple]] | None = None,
-    progress: Progress | None = None,
 ) -> PassageIndex | UnitIndex | LinkedIndex:
     """Opens the index of a ``configs.retrievers.retriever()`` block over ``passages``.
 
@@ -222,7 +221,7 @@ def open_retriever(
 
     if config.kind == LINKED:
         encoder = require_encoder(encoder, config.kind)
-        return _open_linked(config, passages, texts_of, encoder, progress)
+        return _open_linked(config, passages, texts_of, encoder)
     if config.units != "passage":
         if config.kind != "exact" or config.folder:
             raise UserError(
@@ -231,13 +230,9 @@ def open_retriever(
             )
         encoder = require_encoder(encoder, config.kind)
         role = role_of(config.units)
-        return UnitIndex(
-            texts_of(config.units), encoder, role, dtype=options.dtype, progress=progress
-        )
+        return UnitIndex(texts_of(config.units), encoder, role, dtype=options.dtype)
     if not config.folder:
-        return PassageIndex.in_memory(
-            passages, encoder, config.kind, options=options, progress=progress
-        )
+        return PassageIndex.in_memory(passages, encoder, config.kind, options=options)
     index = PassageIndex.open(config.folder, encoder, options=options)
     if index.kind != config.kind:
         raise UserError(
@@ -255,7 +250,6 @@ def _open_linked(
     passages: Sequence[Passage],
     texts_of: Callable[[UnitKind], list[list[str]]],
     encoder: Encoder,
-    progress: Progress | None,
 ) -> LinkedIndex:
     head = require_link_head(str(encoder.identity["model"]))
     if config.folder:
@@ -276,7 +270,6 @@ def _open_linked(
         steps=head.steps,
         stop=config.stop,
         dtype=config.dtype,
-        progress=progress,
     )
 
 

@@ -51,7 +51,10 @@ def read_run(
     trec_eval ignores ranks, sorts by score, and sorts equal scores by id, descending. ``questions``
     and ``passages`` are known ids, to which ids with %XX are mapped back.
     """
-    source, scored = _source(path)
+    source = Source(path)
+    if not source.path.is_file() or len(source.tables) != 1:
+        raise UserError(f"{path} must be a file.")
+    (scored,) = source.tables
     names, known = _originals(questions), _originals(passages)
     scores: dict[str, dict[str, float]] = collections.defaultdict(dict)
     for place, columns in source.columns(scored):
@@ -72,17 +75,6 @@ def read_run(
         question: sorted(found, key=lambda name: (found[name], name), reverse=True)
         for question, found in scores.items()
     }
-
-
-def read_qrels(path: Path) -> dict[str, dict[str, float]]:
-    """Returns the relevance of judged passages by question id."""
-    source, table = _source(path)
-    judged: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    for _, question, passage, score in judgements(source, table):
-        judged[question][passage] = score
-    if not judged:
-        raise UserError(f"{path} is empty.")
-    return dict(judged)
 
 
 def judgements(source: Source, table: str) -> Iterator[tuple[str, str, str, float]]:
@@ -107,13 +99,6 @@ def escape(name: str) -> str:
 def _originals(names: Collection[str]) -> dict[str, str]:
     changed = ((escape(name), name) for name in names)
     return {escaped: name for escaped, name in changed if escaped != name}
-
-
-def _source(path: Path) -> tuple[Source, str]:
-    source = Source(path)
-    if not source.path.is_file() or len(source.tables) != 1:
-        raise UserError(f"{path} must be a file.")
-    return source, next(iter(source.tables))
 
 
 def _number(place: str, name: str, text: str) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 _MASKED = -1e30
 _REPEATED = -1e20  # above _MASKED, so that a grammar may still force a repetition
 _BISECTIONS = 40  # halvings of [0, 1], down to the spacing of relevant fp32 probabilities
+_NGRAM = 3  # longest n-gram that is looked up for drafts
 
 
 class Sampling(NamedTuple):
@@ -64,19 +65,16 @@ def _suffix_matches(text_BS: jax.Array, count_B: jax.Array, size: int) -> list[j
     return masks
 
 
-def find_drafts(
-    text_BS: jax.Array, count_B: jax.Array, size: int, ngrams: int = 3
-) -> tuple[jax.Array, jax.Array]:
+def find_drafts(text_BS: jax.Array, count_B: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Guesses the next tokens of each text by looking up its last tokens in the text itself.
 
-    The guess is what followed the last earlier occurrence of the longest possible n-gram (Saxena,
-    2023, prompt lookup decoding).
+    The guess is what followed the last earlier occurrence of the longest possible n-gram, of at
+    most `_NGRAM` tokens (Saxena, 2023, prompt lookup decoding).
 
     Args:
       text_BS: int32 tokens of prompt and answer.
       count_B: int32 number of tokens in each text.
       size: maximum number of tokens to guess (static).
-      ngrams: maximum length of an n-gram (static).
 
     Returns:
       int32 guessed tokens ``[B, size]``, and their number, int32 ``[B]``.
@@ -85,7 +83,7 @@ def find_drafts(
     position_S = jnp.arange(length, dtype=jnp.int32)
     matched_BS = jnp.zeros(text_BS.shape, jnp.int32)
     match_BS = position_S < count_B[:, None]
-    for i, mask_BS in enumerate(_suffix_matches(text_BS, count_B, ngrams)):
+    for i, mask_BS in enumerate(_suffix_matches(text_BS, count_B, _NGRAM)):
         match_BS &= mask_BS & (position_S > i)  # a roll moves the end of the array to its start
         matched_BS += match_BS.astype(jnp.int32)
     # The longest n-gram is most important, then the last occurrence.

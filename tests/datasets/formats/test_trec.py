@@ -6,6 +6,7 @@ from ir_measures import R
 
 from cirag_jax.datasets import export
 from cirag_jax.datasets.formats import trec
+from cirag_jax.datasets.formats.files import Source
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation.recall import recall_at
 from tests.datasets.formats import writing
@@ -19,12 +20,18 @@ def files(tmp_path):
     return tmp_path / "a.trec", tmp_path / "q.trec"
 
 
+def judged(path):
+    source = Source(path)
+    (table,) = source.tables
+    return {line[1:] for line in trec.judgements(source, table)}
+
+
 def test_trec_round_trip(tmp_path):
     run, qrels = files(tmp_path)
     dataset = writing.dataset()
     ids = {q.id for q in dataset.questions}
     assert trec.read_run(run, ids, dataset.corpus) == RANKINGS
-    assert trec.read_qrels(qrels) == {"q%201": {"p%201": 1, "p3": 1}, "q2": {"p4": 1}}
+    assert judged(qrels) == {("q%201", "p%201", 1), ("q%201", "p3", 1), ("q2", "p4", 1)}
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -77,10 +84,10 @@ def test_trec_bad_run_names_file_and_line(tmp_path, text, message):
 def test_trec_bad_files_raise_user_error(tmp_path):
     (tmp_path / "q.trec").write_text("q 0 a\n")
     with pytest.raises(UserError, match="q.trec:1: has 3 columns; qrels have 4"):
-        trec.read_qrels(tmp_path / "q.trec")
+        judged(tmp_path / "q.trec")
     (tmp_path / "q.trec").write_bytes(b"q 0 a 1\nq 0 \xff 1\n")
     with pytest.raises(UserError, match="q.trec is not valid UTF-8"):
-        trec.read_qrels(tmp_path / "q.trec")
+        judged(tmp_path / "q.trec")
     with pytest.raises(UserError, match="none.trec does not exist"):
         trec.read_run(tmp_path / "none.trec")
     with pytest.raises(UserError, match="must be a file"):
