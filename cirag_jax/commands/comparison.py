@@ -37,8 +37,9 @@ from cirag_jax.types import GRANULARITIES, Config, Prediction, Question
 
 # Folders in a run's workdir: repeats with other seeds, and a run with one question at a time.
 REPEAT, LATENCY = "repeat-", "alone"
-# A run with a lower parse rate is not compared with others: most responses were malformed, so its
-# scores are rather those of the method's substitutes for them.
+# A run is compared with others only if its parse rate is above this. At exactly one half, a method
+# of two calls per question may never have made its first step, so its scores are rather those of
+# its substitutes for malformed responses.
 MIN_PARSE_RATE = 0.5
 
 
@@ -72,6 +73,12 @@ class FinishedRun(NamedTuple):
         return [next(iter(records.values())).file for records in self.repeats]
 
     @property
+    def corruption(self) -> tuple[str, float] | None:
+        """Kind and ratio of the corruption of the run's triple store; None if it has none."""
+        kind = self.settings.get("triples.corruption")
+        return (kind, float(self.settings["triples.ratio"])) if kind else None
+
+    @property
     def needs(self) -> Needs:
         """The method's needs; empty if this version lacks the method or one of its settings."""
         method_settings = {
@@ -101,11 +108,7 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Scores runs, compares each pair, and writes the report; returns the result of `measure_runs`.
 
-    Writes ``table.md``, ``table.html`` and ``granularities.png``, the share of questions answered
-    at each granularity (CIRAG's Figures 3 and 5), and ``histograms.png``, the shares of questions
-    by number of steps and queries (DualRAG's Figures 3 and 4). Writes ``recall_by_step.png`` if
-    runs have several steps, ``tokens.png`` (F1 against tokens), and ``latency.png`` if their
-    latency was measured. Figures are also saved as SVG.
+    The figures and their papers are in `reports.comparison`.
 
     Args:
       config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
@@ -136,7 +139,7 @@ def measure_runs(
       questions), ``parse_rate`` with its interval, ``is_ranked`` (see `MIN_PARSE_RATE`),
       ``failures``, ``seconds_alone``, ``sees_gold``, and means per question of ``parse_errors``,
       ``calls``, ``generated_tokens``, ``seconds``, and of calls and tokens by role (``roles``) and
-      stage (``stages``). ``stages``: see `_stages`.
+      stage (``stages``). ``stages``: see `_stages`. ``robustness``: see `_robustness`.
       ``scores``: the names of the scores. ``differences``: the differences between each pair of
       ranked runs; see `pairwise_scores`. ``num_questions``, ``num_annotated`` (questions with gold
       passages), ``settings``. ``different``: for each run, the settings that differ from the first
@@ -174,6 +177,7 @@ def measure_runs(
         "systems": systems,
         "differences": pairwise_scores(ranked, *bootstrap),
         "stages": _stages(runs, ids, scoring, bootstrap),
+        "robustness": _robustness(runs),
         "scores": names,
         "num_questions": len(ids),
         "num_annotated": sum(bool(r.input.get("supporting")) for r in runs[0].records.values()),
@@ -409,7 +413,7 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
         "granularities": {name: granularities[name] for name in GRANULARITIES},
         "outcomes": {name: outcomes[name] / len(records) for name in report.OUTCOMES},
         "parse_rate": interval(parsed, *bootstrap),
-        "is_ranked": not parsed.value < MIN_PARSE_RATE,  # NaN without responses
+        "is_ranked": not parsed.value <= MIN_PARSE_RATE,  # NaN without responses
         "parse_errors": {kind: count / len(records) for kind, count in errors.most_common()},
         "recall_by_step": _recall_by_step(seeds, bootstrap),
         "histograms": hops.histograms(predictions, [r.calls["retrieve"] for _, r in succeeded]),
@@ -486,6 +490,46 @@ def _stages(
             }
         )
     return rows
+
+
+def _robustness(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
+    """Returns the curves over the ratio of corrupted facts (C2RAG, Figure 3).
+
+    The runs of a curve differ only in the corruption of the same triple store. A run on the store
+    itself, or on a copy with ratio 0, belongs to the curves of all kinds.
+
+    Returns:
+      For each curve: ``name`` (of the run with the lowest ratio), ``kind`` of corruption, and
+      ``points``: the ``run`` and ``ratio`` of each, by increasing ratio.
+    """
+    groups: list[list[FinishedRun]] = []
+    for run in runs:
+        for group in groups:
+            if _differ_in_corruption(group[0], run):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    curves = []
+    for group in groups:
+        corruption = {run.name: run.corruption or ("", 0.0) for run in group}
+        name = min(corruption, key=lambda run: corruption[run][1])
+        for kind in dict.fromkeys(kind for kind, ratio in corruption.values() if ratio):
+            points = [
+                {"run": run, "ratio": ratio}
+                for run, (own, ratio) in corruption.items()
+                if own == kind or not ratio
+            ]
+            points.sort(key=lambda point: point["ratio"])
+            if len(points) > 1:
+                curves.append({"name": name, "kind": kind, "points": points})
+    return curves
+
+
+def _differ_in_corruption(first: FinishedRun, other: FinishedRun) -> bool:
+    stores = [str(r.settings.get("triples.content")).split(" ")[0] for r in (first, other)]
+    same = first.settings["method"] == other.settings["method"] and stores[0] == stores[1]
+    return same and all(name.split(".")[0] == "triples" for name in _different(first, other))
 
 
 def _recall_by_step(

@@ -10,7 +10,7 @@ from cirag_jax.commands import backends, identity, task
 from cirag_jax.datasets import corruption, load, triple_files
 from cirag_jax.datasets.corruption import CriticalFact, Edits
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.io import say, write_lines
+from cirag_jax.io import say, write_json, write_lines
 from cirag_jax.llm.types import Message, Usage
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.tolerant_json import find_json
@@ -45,8 +45,8 @@ def corrupt(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Writes a copy of a triple store, and the changed facts of each question next to it.
 
     The facts of a question are those of the passages of its context. ``config`` comes from
-    configs/corrupt.py. Writes ``triples.sqlite`` (equal to the source), ``corrupted.jsonl`` and,
-    with a language model as editor, ``journal.sqlite``.
+    configs/corrupt.py. Writes ``triples.sqlite`` (equal to the source), ``corrupted.jsonl``,
+    ``corruption.json`` (kind and ratio) and, with a language model as editor, ``journal.sqlite``.
 
     Returns:
       ``num_questions``, ``without_facts`` (questions without critical facts), ``facts`` and
@@ -75,6 +75,7 @@ def corrupt(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     changed = {q.id: corruption.edited(triples[q.id], facts[q.id], edits[q.id]) for q in questions}
     lines = (line for name, own in changed.items() for line in corruption.lines_of(name, own))
     write_lines(workdir / corruption.FILE, lines)
+    write_json(workdir / corruption.SETTINGS, {"kind": _kind(config), "ratio": config.ratio})
     return {
         "num_questions": len(questions),
         "without_facts": sum(not f for f in facts.values()),
@@ -98,6 +99,14 @@ def _check(config: Config) -> None:
         raise UserError("config.patterns must name at least one noise pattern.")
     for pattern in config.patterns:
         check_choice("config.patterns", pattern, corruption.PATTERNS)
+
+
+def _kind(config: Config) -> str:
+    """Returns the kind of the changes; runs with the same kind are one curve in comparisons."""
+    kind = config.kind
+    if kind == "noise" and set(config.patterns) != set(corruption.PATTERNS):
+        kind += f" ({', '.join(config.patterns)})"
+    return kind if config.editor.kind == "rules" else f"{kind} by a language model"
 
 
 def _triples_of(question: Question, dataset: Dataset) -> dict[str, tuple[Triple, ...]]:

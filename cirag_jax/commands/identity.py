@@ -154,6 +154,7 @@ def _triples(config: Config, task: task_lib.Task) -> dict[str, Any]:
             version = extraction.extractor_version(config.extractor.dialect)
         return {"triples": ONLINE, **{f"extractor.{k}": value for k, value in version.items()}}
     ids = [passage.id for passage in task.corpus.passages]
+    settings = {}
     if not triple_files.is_store(config.triples):
         content = of_triples(task.dataset, ids)
     else:
@@ -161,7 +162,9 @@ def _triples(config: Config, task: task_lib.Task) -> dict[str, Any]:
             content = store.digest(ids)
         if corrupted := read_corrupted(config.triples):
             content = f"{content} {corrupted.digest}"
-    return {"triples": config.triples, "triples.content": content}
+            names = {"kind": "triples.corruption", "ratio": "triples.ratio"}
+            settings = {names[name]: value for name, value in corrupted.settings.items()}
+    return {"triples": config.triples, "triples.content": content, **settings}
 
 
 def _demonstrations(task: task_lib.Task) -> dict[str, Any]:

@@ -18,10 +18,11 @@ import numpy as np
 
 from cirag_jax.datasets.annotations import hops_of, words
 from cirag_jax.datasets.records import read_lines
+from cirag_jax.io import read_json
 from cirag_jax.triples.normalization import normalize, triple_key
 from cirag_jax.types import Passage, Question, Triple
 
-FILE = "corrupted.jsonl"
+FILE, SETTINGS = "corrupted.jsonl", "corruption.json"
 # Noise pattern -> its description for a language model.
 PATTERNS = {
     "over_generalized": "the relation is more general or stronger than in the text",
@@ -225,10 +226,14 @@ def lines_of(question_id: str, changed: Mapping[str, Sequence[Triple]]) -> Itera
 
 @dataclasses.dataclass(frozen=True)
 class CorruptedFacts:
-    """The changed facts next to a triple store, and a hash of their file."""
+    """The changed facts next to a triple store, and a hash of their file.
+
+    ``settings`` has the ``kind`` and ``ratio`` of the changes, unless an earlier version made them.
+    """
 
     by_question: ByQuestion
     digest: str
+    settings: Mapping[str, Any]
 
 
 def read_corrupted(source: str) -> CorruptedFacts | None:
@@ -242,4 +247,6 @@ def read_corrupted(source: str) -> CorruptedFacts | None:
     for _, line in read_lines(file, _Line) if content.strip() else ():
         triples = tuple(Triple(*row[:3], line.passage_id, row[3]) for row in line.triples)
         by_question.setdefault(line.question_id, {})[line.passage_id] = triples
-    return CorruptedFacts(by_question, hashlib.sha256(content).hexdigest()[:16])
+    described = file.with_name(SETTINGS)
+    settings = read_json(described) if described.is_file() else {}
+    return CorruptedFacts(by_question, hashlib.sha256(content).hexdigest()[:16], settings)

@@ -17,6 +17,7 @@ PAGE = "table.html"
 STYLE = ("page.css", "results.css")
 GRANULARITIES_FIGURE, STEPS_FIGURE = "granularities", "recall_by_step"
 HISTOGRAMS_FIGURE, TOKENS_FIGURE, LATENCY_FIGURE = "histograms", "tokens", "latency"
+HOPS_FIGURE, ROBUSTNESS_FIGURE = "recall_by_hop", "robustness"
 OUTCOMES = ("answered", "refused", "failed")
 _MOST_SHOWN = 10  # Larger numbers of steps and queries share a column.
 _GRAPH_COUNTS = ("questions", "passages", "entities", "relations", "triples")
@@ -51,6 +52,7 @@ def tables(result: Mapping[str, Any]) -> dict[str, Table]:
         "Differences": _differences(result),
         "Recall by step": _by_step(result),
         "Hops": _hops(result),
+        "Robustness": _robustness(result),
         "Stages": _stages(result),
         "Iterations and queries": _histograms(result),
         "Graphs": _graphs(result),
@@ -65,6 +67,10 @@ def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield GRANULARITIES_FIGURE, _draw_granularities(result)
     if "Recall by step" in tables(result):
         yield STEPS_FIGURE, _draw_steps(result)
+    if _hop_recalls(result):
+        yield HOPS_FIGURE, _draw_hops(result)
+    if result["robustness"]:
+        yield ROBUSTNESS_FIGURE, _draw_robustness(result)
     yield HISTOGRAMS_FIGURE, _draw_histograms(result)
     if any(_spent(result)):
         yield TOKENS_FIGURE, _draw_tokens(result)
@@ -77,6 +83,8 @@ def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[p
     picture_of = {
         "Scores": GRANULARITIES_FIGURE,
         "Recall by step": STEPS_FIGURE,
+        "Hops": HOPS_FIGURE,
+        "Robustness": ROBUSTNESS_FIGURE,
         "Iterations and queries": HISTOGRAMS_FIGURE,
         "Language models": TOKENS_FIGURE,
         "Time": LATENCY_FIGURE,
@@ -139,8 +147,8 @@ def _scores(result: Mapping[str, Any]) -> Table:
     ]
     if rates:
         caption += (
-            "; † not ranked, because the language models cannot follow the method and most of "
-            f"their responses were malformed: {', '.join(rates)}"
+            "; † not ranked, because the language models cannot follow the method and at least "
+            f"half of their responses were malformed: {', '.join(rates)}"
         )
     caption += _missing(result, columns)
     repeats = [
@@ -259,6 +267,36 @@ def _hops(result: Mapping[str, Any]) -> Table:
         f"a constraint{_missing(result, names)}",
         rows,
     )
+
+
+def _hop_recalls(result: Mapping[str, Any]) -> list[str]:
+    """Returns the recalls of the hops, at the largest K, that at least one run has."""
+    systems = result["systems"].values()
+    names = [name for name in _hop_names(result) if "_recall@" in name]
+    k = max((int(name.partition("@")[2]) for name in names), default=0)
+    names = [name for name in names if name.endswith(f"_recall@{k}")]
+    return [name for name in names if any(percent(system[name]) for system in systems)]
+
+
+def _robustness(result: Mapping[str, Any]) -> Table:
+    """Returns a row per curve and ratio of corrupted facts."""
+    names = _robustness_scores(result)
+    rows = [["run", "corruption", "ratio", *map(metrics.title, names)]]
+    for curve in result["robustness"]:
+        for point in curve["points"]:
+            system = result["systems"][point["run"]]
+            cells = [percent(system[name], bounds=True) or "n/a" for name in names]
+            label = _label(point["run"], system)
+            rows.append([label, curve["kind"], f"{100 * point['ratio']:g} %", *cells])
+    return Table(
+        "Runs that differ only in the corruption of their triples; scores in per cent with 95 % "
+        "intervals; ratio: share of the facts around a question's entities that were changed",
+        rows,
+    )
+
+
+def _robustness_scores(result: Mapping[str, Any]) -> list[str]:
+    return [name for name in ("em", "f1") if name in _columns(result)]
 
 
 def _stages(result: Mapping[str, Any]) -> Table:
@@ -389,6 +427,79 @@ def _draw_steps(result: Mapping[str, Any]) -> Any:
     return figure
 
 
+def _draw_hops(result: Mapping[str, Any]) -> Any:
+    """Draws the recall of each hop's gold passage, one line per run (KiRAG's Figures 3 and 9)."""
+    names = _hop_recalls(result)
+    figure, axes = figures.pyplot().subplots(figsize=(7, 4), layout="constrained")
+    for index, (run, system) in enumerate(result["systems"].items()):
+        # hop1_recall@10 is the recall of the first hop.
+        points = [(int(n[3 : n.index("_")]), system[n]) for n in names if percent(system[n])]
+        if points:
+            _draw_line(axes, index, _label(run, system), points)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(0, 103)  # so that markers at 100 are not cut
+    axes.set_xlabel("hop")
+    axes.set_ylabel(f"recall@{names[0].partition('@')[2]}, %")
+    axes.grid(alpha=0.3)
+    figures.legend_on_the_right(axes)
+    return figure
+
+
+def _draw_robustness(result: Mapping[str, Any]) -> Any:
+    """Draws EM and F1 against the share of corrupted facts, one column per kind of corruption."""
+    names, curves = _robustness_scores(result), result["robustness"]
+    kinds = list(dict.fromkeys(curve["kind"] for curve in curves))
+    order = list(dict.fromkeys(curve["name"] for curve in curves))
+    figure, panels = figures.pyplot().subplots(
+        len(names),
+        len(kinds),
+        figsize=(3.5 * len(kinds) + 2, 3 * len(names)),
+        layout="constrained",
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+    )
+    for row, name in enumerate(names):
+        for axes, kind in zip(panels[row], kinds, strict=True):
+            for curve in curves:
+                if curve["kind"] == kind:
+                    points = [
+                        (100 * point["ratio"], result["systems"][point["run"]][name])
+                        for point in curve["points"]
+                    ]
+                    _draw_line(axes, order.index(curve["name"]), curve["name"], points)
+            axes.grid(alpha=0.3)
+            if row == 0:
+                axes.set_title(figures.plain(kind))
+            if row == len(names) - 1:
+                axes.set_xlabel("facts changed, %")
+        panels[row, 0].set_ylabel(f"{metrics.title(name)}, %")
+    # The last panel may lack some of the curves.
+    shown = [axes.get_legend_handles_labels() for axes in panels[0]]
+    lines = {label: line for pairs in shown for line, label in zip(*pairs, strict=True)}
+    figures.legend_on_the_right(panels[0, -1], list(lines.values()), list(lines))
+    return figure
+
+
+def _draw_line(
+    axes: Any, index: int, label: str, points: Sequence[tuple[float, Mapping[str, float]]]
+) -> None:
+    """Draws a line through scores with their intervals; ``points`` are pairs (x, score)."""
+    scores = [score for _, score in points]
+    axes.errorbar(
+        [x for x, _ in points],
+        [100 * score["value"] for score in scores],
+        yerr=[
+            [100 * (score["value"] - score["low"]) for score in scores],
+            [100 * (score["high"] - score["value"]) for score in scores],
+        ],
+        elinewidth=0.7,
+        capsize=2,
+        label=figures.plain(label),
+        **figures.style(index),
+    )
+
+
 def _draw_histograms(result: Mapping[str, Any]) -> Any:
     """Draws the share of questions by number of steps and of queries (DualRAG's Figures 3, 4)."""
     figure, panels = figures.pyplot().subplots(1, 2, figsize=(9, 3.5), layout="constrained")
@@ -433,6 +544,8 @@ def _draw_f1(
       points: name of a run, cost, and F1, each with or without its interval.
       label: name of the cost.
     """
+    from matplotlib import ticker
+
     # Colors and markers are by position, so a run looks the same in all figures.
     places = {name: index for index, name in enumerate(result["systems"])}
     figure, axes = figures.pyplot().subplots(
@@ -452,8 +565,10 @@ def _draw_f1(
             **figures.style(places[name]),
         )
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    # Few ticks without minor labels, so that numbers with many digits do not overlap.
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.9g}")
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel(label)
     axes.set_ylabel("F1, %")
     axes.grid(alpha=0.3)

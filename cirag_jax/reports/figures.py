@@ -32,9 +32,12 @@ def style(index: int) -> dict[str, str]:
     return {"marker": MARKERS[index % len(MARKERS)], "color": COLORS[index % len(COLORS)]}
 
 
-def legend_on_the_right(axes: Any) -> None:
-    """Puts the legend next to the axes, where it hides no data."""
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+def legend_on_the_right(axes: Any, *entries: Any) -> None:
+    """Puts the legend next to the axes, where it hides no data.
+
+    ``entries`` are artists and their labels; by default those of the axes.
+    """
+    axes.legend(*entries, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def save(figure: Any, folder: pathlib.Path, name: str) -> None:

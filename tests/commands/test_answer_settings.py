@@ -143,6 +143,13 @@ def test_identity_changes_with_triple_store(tmp_path):
     assert commit(Passage("b", "", ""), (FACT._replace(passage_id="b"),)) == old
     new = commit(LUND, (FACT._replace(tail="Halland"),))
     assert different(old, new) == {"triples.content"}
+    (tmp_path / "corrupted.jsonl").touch()
+    (tmp_path / "corruption.json").write_text('{"kind": "noise", "ratio": 0.1}')
+    corrupted = settings("cirag", f"--config.triples={tmp_path}")
+    names = {"triples.content", "triples.corruption", "triples.ratio"}
+    assert different(new, corrupted) == names
+    assert corrupted["triples.content"].split(" ")[0] == new["triples.content"]
+    assert (corrupted["triples.corruption"], corrupted["triples.ratio"]) == ("noise", 0.1)
     with pytest.raises(UserError, match="nowhere has no triple store"):
         settings("cirag", f"--config.triples={tmp_path / 'nowhere'}")
 

@@ -86,25 +86,32 @@ def test_compare_run_with_malformed_responses_is_not_ranked(tmp_path):
         ),
     )
     half = answered(pairs, lambda i, p: dataclasses.replace(p, parse_errors={"no_facts": i // 2}))
+    most = answered(pairs, lambda i, p: dataclasses.replace(p, parse_errors={"no_facts": i // 3}))
     gone = [(q, None if i == 0 else p) for i, (q, p) in enumerate(pairs)]
     folders = [
         workdir(tmp_path, "lost", lost),
         workdir(tmp_path, "half", half),
+        workdir(tmp_path, "most", most),
         workdir(tmp_path, "gone", gone, failed=[pairs[0][0]]),
     ]
     result = compare(tmp_path, *folders)
     systems = result["systems"]
-    assert [s["parse_rate"]["value"] for s in systems.values()] == [0.25, 0.5, 1.0]
-    assert [s["is_ranked"] for s in systems.values()] == [False, True, True]
-    assert list(result["differences"]) == ["half-gone"]
+    assert [s["parse_rate"]["value"] for s in systems.values()] == [0.25, 0.5, 0.75, 1.0]
+    assert [s["is_ranked"] for s in systems.values()] == [False, False, True, True]
+    assert list(result["differences"]) == ["most-gone"]
     shares = [tuple(s["outcomes"].values()) for s in systems.values()]
-    assert shares == [(0.75, 0.25, 0), (1, 0, 0), (0.75, 0, 0.25)]
+    assert shares == [(0.75, 0.25, 0), (1, 0, 0), (1, 0, 0), (0.75, 0, 0.25)]
     assert systems["lost"]["parse_errors"] == {"no_facts": 1.5}
     assert systems["gone"]["parse_errors"] == {"passage_without_triples": 1.5}
     table = (tmp_path / "c" / "table.md").read_text("utf-8")
     scores, outcomes = table.split("\n\n")[:4:2], table.split("\n\n")[1:4:2]
-    assert "malformed: lost (parse rate 25.0 %)" in scores[0]
-    assert [line.split()[1] for line in outcomes[0].splitlines()[2:]] == ["half", "gone", "lost"]
+    assert "malformed: lost (parse rate 25.0 %), half (parse rate 50.0 %)" in scores[0]
+    assert [line.split()[1] for line in outcomes[0].splitlines()[2:]] == [
+        "most",
+        "gone",
+        "lost",
+        "half",
+    ]
     row = next(line for line in outcomes[1].splitlines() if line.startswith("| lost †"))
     cells = [cell.strip() for cell in row.split("|")[2:-1]]
     assert cells[3].startswith("25.0 [")
@@ -367,7 +374,49 @@ def test_compare_hops_have_a_table_with_reasons(tmp_path):
     assert "| a   |        steps | 0 % |   0 % |  0 % | 100 % |" in hops
     # The second question of b has two steps, each with a graph.
     assert "| b   |         3 |        6 |    3,000 |        12 |      15 |" in hops
-    assert (tmp_path / "c" / "histograms.png").is_file()
+    for name in ("histograms.png", "recall_by_hop.png", "recall_by_hop.svg"):
+        assert (tmp_path / "c" / name).is_file()
+    assert 'alt="recall_by_hop"' in (tmp_path / "c" / "table.html").read_text("utf-8")
+
+
+def test_compare_robustness_joins_runs_of_one_store(tmp_path):
+    """The runs of a curve differ in their corruption only; a run without it is at ratio 0."""
+
+    def folder(name, content, kind=None, ratio=None, **settings):
+        corruption = {"triples.corruption": kind, "triples.ratio": ratio} if kind else {}
+        triples = {"triples": name, "triples.content": content, **corruption}
+        settings = {"reader.model": "small", **triples, **settings}
+        return workdir(tmp_path, name, many(3), **settings)
+
+    other = {"reader.model": "other"}
+    runs = [
+        folder("noise-20", "x n20", "noise", 0.2),
+        folder("clean", "x"),
+        folder("noise-10", "x n10", "noise", 0.1),
+        folder("copy", "x n0", "deletion", 0),
+        folder("deletion-10", "x d10", "deletion", 0.1),
+        folder("other-store", "y"),
+        folder("other-reader", "x", **other),
+        folder("other-reader-10", "x n10", "noise", 0.1, **other),
+        folder("other-method", "x d10", "deletion", 0.1, method="kirag"),
+    ]
+    result = compare(tmp_path, *runs, allow_different=True, metrics=("answers",))
+    curves = [
+        (c["name"], c["kind"], [(p["run"], p["ratio"]) for p in c["points"]])
+        for c in result["robustness"]
+    ]
+    zero = [("clean", 0.0), ("copy", 0.0)]
+    assert curves == [
+        ("clean", "noise", [*zero, ("noise-10", 0.1), ("noise-20", 0.2)]),
+        ("clean", "deletion", [*zero, ("deletion-10", 0.1)]),
+        ("other-reader", "noise", [("other-reader", 0.0), ("other-reader-10", 0.1)]),
+    ]
+    table = (tmp_path / "c" / "table.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()]
+    assert ["noise-20", "noise", "20 %"] in rows and ["clean", "deletion", "0 %"] in rows
+    for kind in ("png", "svg"):
+        assert (tmp_path / "c" / f"robustness.{kind}").is_file()
+    assert 'alt="robustness"' in (tmp_path / "c" / "table.html").read_text("utf-8")
 
 
 def test_compare_stage_of_a_cascade_with_its_granularity_alone(tmp_path):

@@ -61,8 +61,19 @@ def test_corrupt_copies_the_store_and_changes_selected_questions(folder, tmp_pat
     first = (tmp_path / "w/corrupted.jsonl").read_bytes()
     run(folder, tmp_path / "w", kind="deletion", **fields)
     assert (tmp_path / "w/corrupted.jsonl").read_bytes() == first
+    corrupted = corruption.read_corrupted(str(tmp_path / "w"))
+    assert corrupted and corrupted.settings == {"kind": "deletion", "ratio": 0.5}
     with pytest.raises(UserError, match="is in --workdir"):
         run(folder, tmp_path / "base", **fields)
+
+
+def test_corrupt_kind_names_editor_and_patterns():
+    config = corrupt_config.get_config()
+    assert command._kind(config) == "noise"
+    config.patterns, config.editor.kind = ("mis_bound", "semantic_flip"), "llm"
+    assert command._kind(config) == "noise (mis_bound, semantic_flip) by a language model"
+    config.kind = "deletion"
+    assert command._kind(config) == "deletion by a language model"
 
 
 def test_corrupt_openie_file_is_imported(folder, tmp_path):

@@ -104,6 +104,86 @@ def test_draw_steps_plots_recall(drawn):
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]
 
 
+def test_draw_hops_plots_recall_at_the_largest_k(drawn):
+    """Run c has no second hop."""
+    names = ("hop1_recall@2", "hop1_recall@10", "hop2_recall@10", "hop1_unsupported")
+    missing = bounded(np.nan, np.nan, np.nan)
+    scores = ((0.5, 0.25, 0.75, 1), (0.5, 1, 0.5, 1), (0.5, 0.75, None, 1))
+    systems = {
+        run: {
+            **old,
+            **{
+                name: bounded(v, v - 0.125, v + 0.25) if v is not None else missing
+                for name, v in zip(names, own, strict=True)
+            },
+        }
+        for (run, old), own in zip(RESULT["systems"].items(), scores, strict=True)
+    }
+    (axes,) = drawn(comparison._draw_hops, {"systems": systems, "scores": names}).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("hop", "recall@10, %")
+    lines = [points(line) for line, _, _ in axes.containers]
+    assert lines == [[[1, 2], [25, 75]], [[1, 2], [100, 50]], [[1], [75]]]
+    _, _, (along,) = axes.containers[0]
+    np.testing.assert_allclose(along.get_segments(), [[(1, 12.5), (1, 50)], [(2, 62.5), (2, 100)]])
+    assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *", "c"]
+
+
+def test_draw_robustness_plots_scores_by_ratio_and_kind(drawn):
+    values = {
+        "m": (0.5, 0.75),
+        "m-n": (0.25, 0.5),
+        "m-d": (0.125, 0.25),
+        "x": (1, 1),
+        "x-d": (0, 0),
+    }
+    systems = {
+        run: {"em": bounded(em, em - 0.125, em + 0.25), "f1": bounded(f1, f1, f1)}
+        for run, (em, f1) in values.items()
+    }
+    curves = [
+        {"name": name, "kind": kind, "points": [{"run": r, "ratio": p} for r, p in pairs]}
+        for name, kind, pairs in (
+            ("m", "noise", [("m", 0), ("m-n", 0.2)]),
+            ("m", "deletion", [("m", 0), ("m-d", 0.1)]),
+            ("x", "deletion", [("x", 0), ("x-d", 0.05)]),
+        )
+    ]
+    result = {"systems": systems, "scores": ("em", "f1"), "robustness": curves}
+    panels = drawn(comparison._draw_robustness, result).axes
+    assert [axes.get_title() for axes in panels] == ["noise", "deletion", "", ""]
+    assert [axes.get_xlabel() for axes in panels] == ["", "", *["facts changed, %"] * 2]
+    assert [axes.get_ylabel() for axes in panels] == ["EM, %", "", "F1, %", ""]
+    lines = [[points(line) for line, _, _ in axes.containers] for axes in panels]
+    assert lines == [
+        [[[0, 20], [50, 25]]],
+        [[[0, 10], [50, 12.5]], [[0, 5], [100, 0]]],
+        [[[0, 20], [75, 50]]],
+        [[[0, 10], [75, 25]], [[0, 5], [100, 0]]],
+    ]
+    _, _, (along,) = panels[0].containers[0]
+    np.testing.assert_allclose(along.get_segments(), [[(0, 37.5), (0, 75)], [(20, 12.5), (20, 50)]])
+    looks = [[line.get_color() for line, _, _ in axes.containers] for axes in panels]
+    assert looks[0] + looks[1][1:] == looks[1] == looks[3] and len(set(looks[1])) == 2
+    assert texts(panels[1].get_legend().get_texts()) == ["m", "x"]
+
+
+@pytest.mark.parametrize("lowest", [140, 2_300, 41_000])
+def test_tokens_axis_has_few_labels_with_separators(drawn, lowest):
+    spent = [lowest, 2 * lowest, 3 * lowest]
+    f1 = (0.5, 0.4, 0.6)
+    systems = {str(n): system((1, 0, 0, 0), (), None, f1, tokens=((n, 0),)) for n in spent}
+    figure = drawn(comparison._draw_tokens, {"systems": systems})
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    shown = [x for x in axes.get_xticks() if low <= x <= high]
+    labels = [t.get_text() for t in axes.get_xticklabels() if low <= t.get_position()[0] <= high]
+    assert labels == [f"{x:,.9g}" for x in shown] and len(labels) >= 2
+    boxes = [t.get_window_extent() for t in axes.get_xticklabels(which="both") if t.get_text()]
+    boxes = sorted((box.x0, box.x1) for box in boxes)
+    assert all(a[1] < b[0] for a, b in zip(boxes, boxes[1:], strict=False))
+
+
 @pytest.mark.parametrize("shown", [RESULT, UNRANKED], ids=["all", "unranked"])
 def test_draw_latency_plots_f1(drawn, shown):
     (axes,) = drawn(comparison._draw_latency, shown).axes
