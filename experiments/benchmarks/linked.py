@@ -31,7 +31,7 @@ import numpy as np
 # The repository runs without being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from cirag_jax.commands.evaluate_retrieval import iterate
+from cirag_jax.commands.retrieval_systems import iterate
 from cirag_jax.datasets import load
 from cirag_jax.datasets.chains import units_of
 from cirag_jax.datasets.corpus import Corpus

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cirag_jax.commands import evaluate_retrieval, evaluation
-from cirag_jax.commands.evaluate_retrieval import evaluate, iterate
+from cirag_jax.commands.evaluate_retrieval import evaluate
+from cirag_jax.commands.retrieval_systems import iterate
 from cirag_jax.datasets import jsonl
 from cirag_jax.datasets.chains import triple_text
 from cirag_jax.datasets.corpus import Corpus
@@ -232,7 +233,7 @@ def test_evaluate_graph_walks_from_the_linked_triples(linked, tmp_path, one_devi
 def test_evaluate_bad_graph_setting_is_refused_before_opening(
     linked, tmp_path, monkeypatch, field, value, words
 ):
-    monkeypatch.setattr(evaluate_retrieval, "_Aligners", None)  # opening would fail
+    monkeypatch.setattr(evaluate_retrieval, "Aligners", None)  # opening would fail
     linked.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=words):
         evaluate(linked, tmp_path)
@@ -255,7 +256,7 @@ def test_evaluate_bad_graph_setting_is_refused_before_opening(
 def test_evaluate_bad_setting_is_refused_before_opening(
     linked, tmp_path, monkeypatch, field, value
 ):
-    monkeypatch.setattr(evaluate_retrieval, "_Aligners", None)  # opening would fail
+    monkeypatch.setattr(evaluate_retrieval, "Aligners", None)  # opening would fail
     linked.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=rf"config\.{field}="):
         evaluate(linked, tmp_path)
