@@ -133,7 +133,7 @@ def scoring(config: Any) -> None:
     """Sets fields of ``config`` for scoring answers."""
     config.profile = "musique"  # Answer scorer, from evaluation/answers.py.
     config.metrics = NAMES  # Metric families, from cirag_jax/evaluation/metrics.py.
-    config.recall_at = (3, 5)  # Values of K in recall@K and hit@K.
+    config.recall_at = (3, 5)  # Values of K in recall@K and other scores at K.
 
 
 def language_model() -> Any:

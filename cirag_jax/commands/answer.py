@@ -321,8 +321,10 @@ def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
     """Returns the scores; ``recall`` is nested by granularity, and None without a corpus.
 
     Each granularity has ``num_questions``, the number of questions with gold evidence of this kind.
+    The scores of ranked passages are next to their recall.
     """
     granularity_of = {name: granularity for granularity, name in metrics.RECALLS.items()}
+    granularity_of |= dict.fromkeys(metrics.RANKING_TITLES, "passage")
     scores: dict[str, Any] = {}
     recalls: dict[str, Any] = dict.fromkeys(metrics.RECALLS)
     for name, ratio in measured.items():
@@ -333,7 +335,8 @@ def _scores(measured: Mapping[str, Ratio], corpus: bool) -> dict[str, Any]:
         elif count:
             granularity = granularity_of[kind]
             others = recalls[granularity] or {"num_questions": count}
-            recalls[granularity] = {f"recall@{k}": ratio.value, **others}
+            key = f"recall@{k}" if kind in metrics.RECALLS.values() else name
+            recalls[granularity] = {key: ratio.value, **others}
     return {**scores, "recall": recalls if corpus else None}
 
 

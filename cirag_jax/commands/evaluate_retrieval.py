@@ -16,6 +16,7 @@ from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import next_unit
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import mean_of
+from cirag_jax.evaluation.ranking import ranking_scores
 from cirag_jax.evaluation.recall import mean_scores, recall_at, set_scores
 from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.io import say, write_lines
@@ -39,7 +40,7 @@ _LEADING = ("linked", "trained")  # systems that are compared with all others
 
 
 def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
-    """Measures passage recall and next-unit ranking of ``config.systems``.
+    """Measures the ranking of passages and of the next unit of ``config.systems``.
 
     Writes ``rankings.jsonl`` (each system's ranking and chains for each question), ``SYSTEM.trec``,
     ``qrels.trec``, ``table.md`` and ``recall.png`` (also as SVG). ``show`` also prints the table.
@@ -68,21 +69,18 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     _write_trec(problem, ids, ranked, max(ks), workdir)
 
     # ---- Scores ----------------------------------------------------------------------------------
-    recalls = {
-        system: {f"recall@{k}": _recalls(ranked[system], ids, problem.questions, k) for k in ks}
-        for system in systems
-    }
+    scores = {system: _scores(ranked[system], ids, problem.questions, ks) for system in systems}
     ratios = {
-        system: {name: mean_of(values) for name, values in recalls[system].items()}
+        system: {name: mean_of(values) for name, values in scores[system].items()}
         for system in systems
     }
     embeds = {name: aligners.embeds[name] for name in rankings.runs}
     result: dict[str, Any] = {
-        **_means(recalls, slice(None)),
+        **_means(scores, slice(None)),
         "differences": evaluation.leads(config, ratios, _LEADING),
         "stops": _stops(config, problem, aligners, rankings, systems),
-        "per_hop": _by_group(recalls, [question.hops for question in problem.questions]),
-        "per_fold": _by_group(recalls, [question.fold for question in problem.questions]),
+        "per_hop": _by_group(scores, [question.hops for question in problem.questions]),
+        "per_fold": _by_group(scores, [question.fold for question in problem.questions]),
         "next_unit": _next_unit(problem, embeds, ks),
         "settings": _settings(config, problem, aligners),
         "num_questions": len(problem.questions),
@@ -207,16 +205,23 @@ def _problem_of(config: Config, kind: chains_lib.UnitKind) -> Problem:
     return Problem(dataset, questions, corpus, texts, allowed, kind)
 
 
-def _recalls(
-    ranked: Sequence[Sequence[int]], ids: Sequence[str], questions: Sequence[Question], k: int
-) -> np.ndarray:
-    top_ids = [[ids[row] for row in rows[:k]] for rows in ranked]
-    return np.array(
-        [
-            recall_at(top, q.supporting or (), k, passage_substitutes(q))
-            for top, q in zip(top_ids, questions, strict=True)
-        ]
-    )
+def _scores(
+    ranked: Sequence[Sequence[int]],
+    ids: Sequence[str],
+    questions: Sequence[Question],
+    ks: Sequence[int],
+) -> dict[str, np.ndarray]:
+    """Returns recall@K and `ranking_scores` of each question.
+
+    Rankings are cut after the largest K, as in the run files.
+    """
+    rows = []
+    for passages, question in zip(ranked, questions, strict=True):
+        top = [ids[row] for row in passages[: max(ks)]]
+        gold, substitutes = question.supporting or (), passage_substitutes(question)
+        recalls = {f"recall@{k}": recall_at(top, gold, k, substitutes) for k in ks}
+        rows.append(recalls | ranking_scores(top, gold, ks, substitutes))
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _stops(
@@ -249,24 +254,24 @@ def _stops(
     return stops
 
 
-_Recalls = Mapping[str, Mapping[str, np.ndarray]]  # system -> recall@K -> value per question
+_Scores = Mapping[str, Mapping[str, np.ndarray]]  # system -> score -> value per question
 
 
-def _means(recalls: _Recalls, rows: slice | Sequence[int]) -> dict[str, dict[str, float]]:
+def _means(scores: _Scores, rows: slice | Sequence[int]) -> dict[str, dict[str, float]]:
     return {
         system: {name: float(values[rows].mean()) for name, values in by_name.items()}
-        for system, by_name in recalls.items()
+        for system, by_name in scores.items()
     }
 
 
-def _by_group(recalls: _Recalls, groups: Sequence[int | str | None]) -> dict[str, Any]:
-    """Returns mean recalls by group; ignores questions without a group."""
+def _by_group(scores: _Scores, groups: Sequence[int | str | None]) -> dict[str, Any]:
+    """Returns mean scores by group; ignores questions without a group."""
     rows_of: dict[int | str, list[int]] = {}
     for row, group in enumerate(groups):
         if group is not None:
             rows_of.setdefault(group, []).append(row)
     return {
-        str(group): {"num_questions": len(rows_of[group]), **_means(recalls, rows_of[group])}
+        str(group): {"num_questions": len(rows_of[group]), **_means(scores, rows_of[group])}
         for group in sorted(rows_of, key=str)
     }
 

@@ -12,8 +12,10 @@ from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import hops
 from cirag_jax.evaluation.answers import METRICS, golds_of
-from cirag_jax.evaluation.evidence import GRANULARITIES
+from cirag_jax.evaluation.evidence import GRANULARITIES, passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
+from cirag_jax.evaluation.ranking import TITLES as RANKING_TITLES
+from cirag_jax.evaluation.ranking import ranking_scores
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.evaluation.scoring import NAMES, AnsweredQuestion, Scoring
 from cirag_jax.types import GRANULARITIES as STAGES
@@ -171,6 +173,29 @@ def recall_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dic
     return scores
 
 
+def passage_ranking_scores(
+    answered: Sequence[AnsweredQuestion], scoring: Scoring
+) -> dict[str, Ratio]:
+    """Returns `ranking_scores` of passages: ``complete@K``, ``ndcg@K``, ``map`` and ``mrr``.
+
+    They apply to the same questions as ``recall@K``.
+    """
+    ranks_any = any(prediction.passages for _, prediction in answered if prediction)
+    rows = [
+        ranking_scores(
+            prediction.passages if prediction else (),
+            question.supporting,
+            scoring.recall_at,
+            passage_substitutes(question),
+        )
+        if question.supporting and ranks_any
+        else {}
+        for question, prediction in answered
+    ]
+    names = ranking_scores((), ("",), scoring.recall_at)
+    return {name: mean_of([row.get(name) for row in rows]) for name in names}
+
+
 def hit_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``hit@K``, the share of questions with an answer in the first K passages (DPR, 2020).
 
@@ -248,6 +273,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "hits": Family(hit_scores, {"hit": "hit"}, needs_corpus=True),
     "hops": Family(hops.hop_scores, hops.TITLES, needs_corpus=True),
+    "ranking": Family(passage_ranking_scores, RANKING_TITLES, needs_corpus=True),
     "raw_or_short": Family(
         raw_or_short_scores, {f"{name}_max": f"{name.upper()} max" for name in METRICS}
     ),
@@ -296,8 +322,9 @@ def reason(name: str, answered: Sequence[AnsweredQuestion], *, corpus: bool = Tr
     (family,) = (name for name, family in FAMILIES.items() if kind in family.titles)
     if not corpus and FAMILIES[family].needs_corpus:
         return "retrieves nothing"
-    if family == "recall":
-        (granularity,) = (granularity for granularity, score in RECALLS.items() if score == kind)
+    if family in ("recall", "ranking"):
+        granularities = {score: granularity for granularity, score in RECALLS.items()}
+        granularity = granularities.get(kind, "passage")
         ranked_of = GRANULARITIES[granularity][0]
         ranks_any = any(ranked_of(prediction) for _, prediction in answered if prediction)
         return f"no gold {granularity}s" if ranks_any else f"ranks no {granularity}s"

@@ -8,7 +8,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.types import Passage, Prediction, Question
 
-NAMES = ("answers", "recall", "hits")  # default metric families
+NAMES = ("answers", "recall", "ranking", "hits")  # default metric families
 
 
 class AnsweredQuestion(NamedTuple):
@@ -24,7 +24,7 @@ class Scoring:
 
     Attributes:
       profile: answer scorer, a key of `answers.PROFILES`.
-      recall_at: the K of recall@K and hit@K.
+      recall_at: the K of all scores at K.
       passages: loads the passages by id, for metrics that need their texts.
     """
 

@@ -10,7 +10,15 @@ import numpy as np
 from cirag_jax.evaluation import hops, metrics
 from cirag_jax.io import write_text
 from cirag_jax.reports import figures, pages
-from cirag_jax.reports.tables import Table, lead, markdown, percent, write_table
+from cirag_jax.reports.tables import (
+    COMPLETE_AT,
+    RECALL_AT,
+    Table,
+    lead,
+    markdown,
+    percent,
+    write_table,
+)
 from cirag_jax.types import GRANULARITIES
 
 PAGE = "table.html"
@@ -101,15 +109,27 @@ def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[p
 
 
 def _columns(result: Mapping[str, Any]) -> list[str]:
-    """Returns the scores that at least one run has."""
+    """Returns the scores that at least one run has.
+
+    Of the ranking scores, only complete@K at the largest K is a column.
+    """
     systems = result["systems"].values()
-    names = [name for name in result["scores"] if name not in _hop_names(result)]
+    hidden = {*_hop_names(result), *_ranking_names(result)[:-1]}
+    names = [name for name in result["scores"] if name not in hidden]
     ordered = dict.fromkeys((*(name for name in _FIRST if name in names), *names))
     return [name for name in ordered if any(percent(system.get(name)) for system in systems)]
 
 
 def _hop_names(result: Mapping[str, Any]) -> list[str]:
     return [name for name in result["scores"] if name.partition("@")[0] in hops.TITLES]
+
+
+def _ranking_names(result: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the ranking scores; complete@K at the largest K is the last."""
+    names = [name for name in result["scores"] if name.partition("@")[0] in metrics.RANKING_TITLES]
+    return sorted(
+        names, key=lambda name: (name.startswith("complete"), int(name.partition("@")[2] or 0))
+    )
 
 
 def _label(name: str, system: Mapping[str, Any]) -> str:
@@ -150,6 +170,12 @@ def _scores(result: Mapping[str, Any]) -> Table:
             "; † not ranked, because the language models cannot follow the method and at least "
             f"half of their responses were malformed: {', '.join(rates)}"
         )
+    if any("recall@" in name for name in columns):
+        caption += f"; {RECALL_AT}, likewise for sentences and triples"
+    if any(name.startswith("complete@") for name in columns):
+        caption += f"; {COMPLETE_AT}"
+    if any(name.startswith("hit@") for name in columns):
+        caption += "; hit@K: share of questions with an answer in any of the first K passages"
     caption += _missing(result, columns)
     repeats = [
         f"{name}{_spread(system['repeats']['std'])} over {system['repeats']['count']}"
@@ -245,8 +271,8 @@ def _by_step(result: Mapping[str, Any]) -> Table:
         cells = [percent(recall, bounds=True) for recall in recalls]
         rows.append([_label(name, result["systems"][name]), *cells, *[""] * (most - len(cells))])
     return Table(
-        "Recall of gold passages over all steps so far, in per cent with 95 % intervals; questions "
-        "with fewer steps keep their last value",
+        "Recall over all steps so far (share of the gold passages), in per cent with 95 % "
+        "intervals; questions with fewer steps keep their last value",
         rows,
     )
 
@@ -261,10 +287,10 @@ def _hops(result: Mapping[str, Any]) -> Table:
             cells = [percent(system[column], bounds=True) or "n/a" for column in columns]
             rows.append([_label(name, system), *cells])
     return Table(
-        "Hops, in per cent with 95 % intervals: recall of the gold passage of each hop; share of "
-        "its evidence that is not from gold passages; unknowns with a name, right names, and "
-        "unknowns with a wrong name; constraints that match no annotated hop, and plans with such "
-        f"a constraint{_missing(result, names)}",
+        "Hops, in per cent with 95 % intervals; R@K: share of questions with the gold passage of "
+        "this hop among the first K; share of its evidence that is not from gold passages; "
+        "unknowns with a name, right names, and unknowns with a wrong name; constraints that match "
+        f"no annotated hop, and plans with such a constraint{_missing(result, names)}",
         rows,
     )
 

@@ -23,6 +23,12 @@ NAMES = {
 }
 
 
+# The definition of recall@K in captions. Other projects count a question as 1 if any or if all gold
+# passages are among the first K.
+RECALL_AT = "R@K: share of the gold passages among the first K"
+COMPLETE_AT = "all@K: share of questions with all gold passages among the first K"
+
+
 class Table(NamedTuple):
     """Rows of cells under a caption; the first row is the header."""
 
@@ -37,8 +43,9 @@ def write_report(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = 
 
 
 def table_of(result: Mapping[str, Any]) -> str:
-    """Returns a table of each system's recall in per cent, overall and per fold.
+    """Returns a table of each system's scores in per cent, overall and per fold.
 
+    Of the other scores, only complete@K for the main K and nDCG@K for the largest K are columns.
     The table also shows the main system's lead over each other system, with 95 % intervals.
     """
     ks, main_k = _ks(result), _main_k(result)
@@ -47,20 +54,23 @@ def table_of(result: Mapping[str, Any]) -> str:
     header = [
         "retrieval",
         *(f"R@{k}" for k in ks),
+        f"all@{main_k}",
+        f"nDCG@{ks[-1]}",
         f"lead of {first} in R@{main_k}",
         *(f"R@{main_k}, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
     ]
     rows = []
     for system, name in _names(result).items():
-        recalls = [f"{100 * result[system][f'recall@{k}']:.1f}" for k in ks]
+        columns = (*(f"recall@{k}" for k in ks), f"complete@{main_k}", f"ndcg@{ks[-1]}")
+        scores = [f"{100 * result[system][name]:.1f}" for name in columns]
         difference = result["differences"].get(f"{first}-{system}", {}).get(f"recall@{main_k}")
         of_folds = [f"{100 * fold[system][f'recall@{main_k}']:.1f}" for fold in folds.values()]
-        rows.append([name, *recalls, lead(difference), *of_folds])
+        rows.append([name, *scores, lead(difference), *of_folds])
     settings = result["settings"]
     caption = (
         f"{result['num_questions']} questions over {result['num_passages']} passages of "
         f"{settings['data']}; units: {settings['units']}, {settings['steps']} steps of "
-        f"{settings['k']} passages"
+        f"{settings['k']} passages; in per cent; {RECALL_AT}; {COMPLETE_AT}"
     )
     return f"{caption}\n\n{markdown([header, *rows])}{_stops_table(result)}"
 
@@ -77,7 +87,8 @@ def _stops_table(result: Mapping[str, Any]) -> str:
     ]
     caption = (
         f"{NAMES[_main_system(result)]}, without passages whose probability of being needed is "
-        "below a threshold; the other passages are compared with the gold passages"
+        "below a threshold; the other passages are compared with the gold passages; recall: share "
+        "of the gold passages among them"
     )
     return f"\n\n{caption}\n\n{markdown([header, *rows])}"
 
@@ -89,8 +100,8 @@ def _main_system(result: Mapping[str, Any]) -> str:
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
     """Returns the values of K in recall@K, in ascending order."""
-    recalls = result[next(iter(_names(result)))]
-    return sorted(int(name.partition("@")[2]) for name in recalls)
+    scores = result[next(iter(_names(result)))]
+    return sorted(int(name.partition("@")[2]) for name in scores if name.startswith("recall@"))
 
 
 def _names(result: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import math
 import shutil
 
 import ir_measures
@@ -161,7 +162,12 @@ def test_evaluate_run_files_are_systems(linked, tmp_path):
     (tmp_path / "other.run").write_text("q Q0 berg 1 3 x\nq Q0 decoy 2 2 x\nz Q0 none 1 1 x\n")
     linked.runs, linked.systems = (f"splade={tmp_path / 'other.run'}",), ("bm25",)
     result = evaluate(linked, tmp_path)
-    assert result["splade"] == {f"recall@{k}": 0.5 for k in (2, 3, 5, 10)}
+    assert result["splade"] == {
+        **{f"recall@{k}": 0.5 for k in (2, 3, 5, 10)},
+        **{f"complete@{k}": 0.0 for k in (2, 3, 5, 10)},
+        **{f"ndcg@{k}": pytest.approx(1 / (1 + 1 / math.log2(3))) for k in (2, 3, 5, 10)},
+        **{"map": 0.5, "mrr": 1.0},
+    }
     assert "| splade" in (tmp_path / "table.md").read_text()
 
 

@@ -1,6 +1,7 @@
 """Metric families, compared with hand-computed values."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -55,6 +56,23 @@ def test_recall_scores_at_three_granularities():
     }  # fmt: skip
 
 
+def test_ranking_scores_of_passages_equal_hand_computed():
+    pairs = [(QUESTION, FOUND), (QUESTION, None), (BARE, FOUND)]
+    scores = scores_of(pairs, ["ranking"], recall_at=(3, 5))
+    third, fifth, ideal = 1 / math.log2(4), 1 / math.log2(6), 1 + 1 / math.log2(3)
+    assert scores == {
+        "complete@3": (0.0, 2), "complete@5": (0.5, 2),
+        "ndcg@3": (pytest.approx(third / ideal / 2), 2),
+        "ndcg@5": (pytest.approx((third + fifth) / ideal / 2), 2),
+        "map": (pytest.approx((1 / 3 + 2 / 5) / 2 / 2), 2), "mrr": (pytest.approx(1 / 6), 2),
+    }  # fmt: skip
+    none = [(QUESTION, Prediction("Orlin", "triple", triples=FOUND.triples))]
+    assert [count for _, count in scores_of(none, ["ranking"]).values()] == [0] * 6
+    reasons = (metrics.reason(name, [AnsweredQuestion(*none[0])]) for name in ("map", "complete@3"))
+    assert set(reasons) == {"ranks no passages"}
+    assert metrics.reason("mrr", [AnsweredQuestion(BARE, FOUND)]) == "no gold passages"
+
+
 def test_recall_scores_with_overlapping_passages():
     """The last sentence of p1 is also the first of p2, so p2 counts as evidence for it."""
     question = dataclasses.replace(
@@ -104,7 +122,7 @@ def test_recall_scores_failed_questions_score_zero():
 
 def test_measure_without_corpus_skips_retrieval():
     assert set(scores_of([(QUESTION, FOUND)], corpus=False)) == {"em", "f1", "acc"}
-    assert {"recall@3", "hit@3"} < set(scores_of([(QUESTION, FOUND)]))
+    assert {"recall@3", "ndcg@3", "hit@3"} < set(scores_of([(QUESTION, FOUND)]))
 
 
 def test_hit_scores_only_without_gold_passages():

@@ -8,6 +8,8 @@ from cirag_jax.reports.tables import NAMES, table_of, write_report
 
 def result_of(ks, main, leading="trained", data="x"):
     recalls = {f"recall@{k}": k / 20 for k in ks}
+    recalls |= {f"complete@{k}": k / 50 for k in ks} | {f"ndcg@{k}": k / 25 for k in ks}
+    recalls |= {"map": 0.1, "mrr": 0.2}
     lead = {f"recall@{main}": {"difference": 0.1, "low": 0.05, "high": 0.15}}
     return {
         **{name: recalls for name in NAMES if name in (leading, "trained", "bm25")},
@@ -31,6 +33,7 @@ def test_table_has_rows_of_stopping_searches(tmp_path):
     result["stops"] = [{"stop": 0.25, "read": 2.46, "recall": 0.9, "exact": 0.5, "f1": 0.75}]
     _, _, caption, rows = table_of(result).split("\n\n")
     assert caption.startswith("aligner and links, trained, without passages whose probability")
+    assert "R@K: share of the gold passages among the first K" in table_of(result)
     assert [cell.strip() for cell in rows.splitlines()[2].split("|")[1:-1]] == [
         "0.25", "2.5", "90.0", "50.0", "75.0",
     ]  # fmt: skip
@@ -45,7 +48,8 @@ def test_table_has_rows_of_stopping_searches(tmp_path):
 def test_table_columns_are_the_k_of_the_config(ks, main, leading):
     header, _, first, *_ = table_of(result_of(ks, main, leading)).split("\n\n")[1].splitlines()
     cells = [cell.strip() for cell in header.split("|")[1:-1]]
-    wanted = [f"R@{k}" for k in sorted(ks)]
+    wanted = [*(f"R@{k}" for k in sorted(ks)), f"all@{main}", f"nDCG@{max(ks)}"]
     assert cells == ["retrieval", *wanted, f"lead of {leading} in R@{main}"]
-    assert [cell.strip() for cell in first.split("|")[2:-2]] == [f"{5 * k:.1f}" for k in sorted(ks)]
+    values = [*(5 * k for k in sorted(ks)), 2 * main, 4 * max(ks)]
+    assert [cell.strip() for cell in first.split("|")[2:-2]] == [f"{value:.1f}" for value in values]
     assert "+10.0 [+5.0, +15.0]" in first and first.startswith("| BM25")
