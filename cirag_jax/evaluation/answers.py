@@ -14,6 +14,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from cirag_jax.errors import UserError
 from cirag_jax.types import Question
@@ -89,7 +90,7 @@ def normalize_answer(text: str, profile: str = DEFAULT) -> str:
 
 def exact_match(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
     """Returns 1 if the normalized prediction equals a normalized gold answer, else 0."""
-    return _best(lambda p, gold: float(p == gold), prediction, golds, profile)
+    return _best(lambda p, gold: float(p == gold), 0.0, prediction, golds, profile)
 
 
 def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
@@ -97,17 +98,31 @@ def f1(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
 
     Token F1 of multisets P and G is ``2 |P and G| / (|P| + |G|)``.
     """
+    return token_scores(prediction, golds, profile).f1
+
+
+class TokenScores(NamedTuple):
+    """Overlap of the tokens of an answer and a gold answer."""
+
+    f1: float
+    precision: float
+    recall: float
+
+
+def token_scores(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> TokenScores:
+    """Returns the `f1` of an answer, with precision and recall for the same gold answer."""
     rules = _profile(profile)
     golds = golds[:1] if rules.first_gold else golds
 
-    def score(predicted: str, gold: str) -> float:
+    def score(predicted: str, gold: str) -> TokenScores:
         if rules.closed_words and predicted != gold and not _CLOSED.isdisjoint((predicted, gold)):
-            return 0.0
+            return _NOTHING_SHARED
         tokens, gold_tokens = predicted.split(), gold.split()
         shared = (collections.Counter(tokens) & collections.Counter(gold_tokens)).total()
-        return 2 * shared / (len(tokens) + len(gold_tokens))
+        f1 = 2 * shared / (len(tokens) + len(gold_tokens))
+        return TokenScores(f1, shared / len(tokens), shared / len(gold_tokens))
 
-    return _best(score, prediction, golds, profile)
+    return _best(score, _NOTHING_SHARED, prediction, golds, profile)
 
 
 def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> float:
@@ -115,17 +130,28 @@ def accuracy(prediction: str, golds: Sequence[str], profile: str = DEFAULT) -> f
 
     This is CIRAG's and DualRAG's Acc and FlashRAG's ``acc``.
     """
-    return _best(lambda p, gold: float(gold in p), prediction, golds, profile)
+    return _best(lambda p, gold: float(gold in p), 0.0, prediction, golds, profile)
+
+
+_NOTHING_SHARED = TokenScores(0.0, 0.0, 0.0)
+_Score = TypeVar("_Score", float, TokenScores)
 
 
 def _best(
-    score: Callable[[str, str], float], prediction: str, golds: Sequence[str], profile: str
-) -> float:
-    """Returns the best score of a normalized prediction and a normalized gold answer."""
+    score: Callable[[str, str], _Score],
+    zero: _Score,
+    prediction: str,
+    golds: Sequence[str],
+    profile: str,
+) -> _Score:
+    """Returns the best score of a normalized prediction and a normalized gold answer.
+
+    ``zero`` is the score if one of them is empty.
+    """
     if isinstance(golds, str) or not golds:
         raise ValueError("an answer is scored against a list of at least one gold answer")
     pairs = [_normalize_pair(prediction, gold, profile) for gold in golds]
-    return max(score(*pair) if all(pair) else 0.0 for pair in pairs)
+    return max(score(*pair) if all(pair) else zero for pair in pairs)
 
 
 def _normalize_pair(prediction: str, gold: str, profile: str) -> tuple[str, str]:

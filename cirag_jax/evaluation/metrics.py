@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
-from cirag_jax.evaluation import hops
+from cirag_jax.evaluation import hops, supporting_facts
 from cirag_jax.evaluation.answers import METRICS, golds_of
 from cirag_jax.evaluation.evidence import GRANULARITIES, passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
@@ -283,6 +283,9 @@ FAMILIES: dict[str, Family] = {
         needs_corpus=True,
     ),
     "rouge": Family(rouge_scores, ROUGE_TITLES),
+    "supporting_facts": Family(
+        supporting_facts.supporting_fact_scores, supporting_facts.TITLES, needs_corpus=True
+    ),
 }
 
 
@@ -322,12 +325,15 @@ def reason(name: str, answered: Sequence[AnsweredQuestion], *, corpus: bool = Tr
     (family,) = (name for name, family in FAMILIES.items() if kind in family.titles)
     if not corpus and FAMILIES[family].needs_corpus:
         return "retrieves nothing"
-    if family in ("recall", "ranking"):
+    if family in ("recall", "ranking", "supporting_facts"):
+        default = "sentence" if family == "supporting_facts" else "passage"
         granularities = {score: granularity for granularity, score in RECALLS.items()}
-        granularity = granularities.get(kind, "passage")
-        ranked_of = GRANULARITIES[granularity][0]
-        ranks_any = any(ranked_of(prediction) for _, prediction in answered if prediction)
-        return f"no gold {granularity}s" if ranks_any else f"ranks no {granularity}s"
+        granularity = granularities.get(kind, default)
+        ranked_of, gold_of, _ = GRANULARITIES[granularity]
+        if not any(ranked_of(prediction) for _, prediction in answered if prediction):
+            return f"ranks no {granularity}s"
+        if not any(gold_of(question) for question, _ in answered):
+            return f"no gold {granularity}s"
     if family == "hops":
         return hops.reason(kind, answered)
     if not any(question.answers for question, _ in answered):

@@ -35,6 +35,7 @@ class SetScores(NamedTuple):
     recall: float
     exact: float  # 1 if both sets are equal.
     f1: float
+    precision: float
 
 
 def set_scores(
@@ -47,7 +48,7 @@ def set_scores(
     # One passage may replace several gold ones.
     precision = min(recall * len(gold) / len(retrieved), 1.0) if retrieved else 0.0
     f1 = 2 * precision * recall / (precision + recall) if recall else 0.0
-    return SetScores(len(retrieved), recall, float(recall == precision == 1), f1)
+    return SetScores(len(retrieved), recall, float(recall == precision == 1), f1, precision)
 
 
 def mean_scores(scores: Sequence[SetScores]) -> SetScores:

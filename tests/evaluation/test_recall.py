@@ -28,12 +28,14 @@ def test_recall_at_accepts_substitutes():
 
 def test_set_scores_match_hand_computed_values():
     exact, half = set_scores(["b", "a"], ["a", "b"]), set_scores(["a", "x", "y"], ["a", "b"])
-    assert exact == SetScores(2, 1.0, 1.0, 1.0)
-    assert half == SetScores(3, 0.5, 0.0, pytest.approx(0.4))
-    assert set_scores(["a", "b", "x"], ["a", "b"]) == SetScores(3, 1.0, 0.0, pytest.approx(0.8))
-    assert set_scores(["x"], ["a"]) == SetScores(1, 0.0, 0.0, 0.0)
-    assert set_scores([], ["a"]) == SetScores(0, 0.0, 0.0, 0.0)
-    assert mean_scores([exact, half]) == SetScores(2.5, 0.75, 0.5, pytest.approx(0.7))
+    assert exact == SetScores(2, 1.0, 1.0, 1.0, 1.0)
+    assert half == SetScores(3, 0.5, 0.0, pytest.approx(0.4), pytest.approx(1 / 3))
+    more = SetScores(3, 1.0, 0.0, pytest.approx(0.8), pytest.approx(2 / 3))
+    assert set_scores(["a", "b", "x"], ["a", "b"]) == more
+    assert set_scores(["x"], ["a"]) == SetScores(1, 0.0, 0.0, 0.0, 0.0)
+    assert set_scores([], ["a"]) == SetScores(0, 0.0, 0.0, 0.0, 0.0)
+    mean = SetScores(2.5, 0.75, 0.5, pytest.approx(0.7), pytest.approx(2 / 3))
+    assert mean_scores([exact, half]) == mean
     # A retrieved passage replaces one gold passage, or two.
     elsewhere = {"a": [{"a", "x"}], "b": [{"b", "x"}]}
     assert set_scores(["x"], ["a"], elsewhere) == exact._replace(read=1)
