@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs import common
+from configs import common, retrievers
 
 
 def get_config() -> Any:
@@ -28,8 +28,9 @@ def get_config() -> Any:
     config.judge = _judge()
     config.second = _judge()
     config.second.run = False  # Also run the second judge and report the agreement.
-    config.max_tokens = 32  # Maximum new tokens of a verdict.
+    config.max_tokens = 32  # Maximum new tokens of a verdict of dualrag or grade.
     config.retries = 1  # Further requests if the response has no verdict.
+    config.encoder = retrievers.encoder()  # Embeds questions for the rubric relevancy.
     config.profile = "musique"  # Scorer of EM and Acc, from evaluation/answers.py.
     config.bootstrap_samples = 10_000  # Bootstrap resamples for confidence intervals.
     config.seed = 0  # Seed for sampling and resampling.
@@ -40,7 +41,9 @@ def get_config() -> Any:
 
 def _judge() -> Any:
     config = common.language_model()
-    # Rubric: dualrag (does the prediction imply the answer?) | grade (is the response correct?)
+    # Rubric: dualrag (does the prediction imply the answer?) | grade (is the response correct?) |
+    # faithfulness (share of its statements that the evidence supports) | relevancy (similarity of
+    # the question and of questions made from the answer, by config.encoder)
     config.rubric = "dualrag"
     config.constrained = True  # Enforce the verdict's JSON schema, if the backend supports it.
     return config

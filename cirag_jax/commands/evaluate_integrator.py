@@ -7,15 +7,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from cirag_jax.commands import evaluation
 from cirag_jax.datasets import load
 from cirag_jax.distill import oracle
 from cirag_jax.distill import trajectories as trajectories_lib
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.evaluation import decisions
-from cirag_jax.evaluation.decisions import Search, Similarity, StepDecision
+from cirag_jax.evaluation.decisions import Search, StepDecision
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.reports.tables import Column, captioned, percent_with_bounds, system_rows
@@ -98,7 +96,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         gold=gold,
         **_passages(config, dataset),
     )
-    similarity = _similarity(config) if config.query_cosine else None
+    similarity = evaluation.similarity(config.encoder) if config.query_cosine else None
     systems: dict[str, evaluation.System] = {}
     for name, (records, usage) in results.items():
         if records is None:
@@ -269,21 +267,6 @@ def _candidates(trajectory: Trajectory) -> dict[str, Sequence[Triple]]:
         if isinstance(triple, Triple) and triple.passage_id is not None:
             by_passage[triple.passage_id].append(triple)
     return dict(by_passage)
-
-
-def _similarity(config: Config) -> Similarity:
-    """Opens ``config.encoder``; returns a function that computes cosines of pairs of queries."""
-    encoder = open_encoder_for(config.encoder)
-
-    def cosine(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        row_of = {text: row for row, text in enumerate(texts)}
-        vector_ND = encoder.encode(texts, "query").astype(np.float64)
-        left_ND = vector_ND[[row_of[a] for a, _ in pairs]]
-        right_ND = vector_ND[[row_of[b] for _, b in pairs]]
-        return np.einsum("nd,nd->n", left_ND, right_ND)
-
-    return cosine
 
 
 def _search(config: Config, dataset: Dataset) -> Search:

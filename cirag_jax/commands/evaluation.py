@@ -10,9 +10,12 @@ import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cirag_jax.commands import backends, identity, task
 from cirag_jax.commands.opening import check_prompts
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation.decisions import Similarity
 from cirag_jax.evaluation.overlap import Ratio
 from cirag_jax.evaluation.significance import differences as paired_differences
 from cirag_jax.evaluation.significance import intervals
@@ -201,6 +204,23 @@ def open_model(
         yield GenerateHandler(
             backend, roles, seed=config.seed, cache=cache, identity=model.identity
         )
+
+
+def similarity(block: Config) -> Similarity:
+    """Opens an encoder; returns a function that computes the cosines of pairs of queries."""
+    from cirag_jax.retrieval.encoders import open_encoder_for
+
+    encoder = open_encoder_for(block)
+
+    def cosine(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        row_of = {text: row for row, text in enumerate(texts)}
+        vector_ND = encoder.encode(texts, "query").astype(np.float64)
+        left_ND = vector_ND[[row_of[a] for a, _ in pairs]]
+        right_ND = vector_ND[[row_of[b] for _, b in pairs]]
+        return np.einsum("nd,nd->n", left_ND, right_ND)
+
+    return cosine
 
 
 # -------------------------------------------------------------------------------------- the result

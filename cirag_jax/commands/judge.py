@@ -1,17 +1,19 @@
 """Evaluates answers with one or two language models as judges."""
 
 import collections
+import functools
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from cirag_jax import cli
 from cirag_jax.commands import backends, comparison, evaluation, identity
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.evaluation import answers
+from cirag_jax.evaluation import answers, grounding
 from cirag_jax.evaluation import judge_prompts as prompts
 from cirag_jax.evaluation.agreement import agreement
-from cirag_jax.evaluation.metrics import raw
+from cirag_jax.evaluation.grounding import Verdict
+from cirag_jax.evaluation.metrics import evidence_of, raw
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.scoring import AnsweredQuestion
 from cirag_jax.evaluation.significance import pairwise_scores
@@ -26,6 +28,7 @@ from cirag_jax.types import Config
 FILE = "judgements.jsonl"
 TEXTS = ("answer", "response")
 JUDGE, SECOND = "judge", "second"
+RUBRICS = (*prompts.RUBRICS, *grounding.RUBRICS)
 OTHER_METRICS = ("em", "acc")  # also shown in the table
 
 
@@ -35,12 +38,12 @@ class RunAnswers(NamedTuple):
     Attributes:
       name: the name of the run in tables.
       answered: questions and predictions.
-      texts: the text to judge for each question; None if there is no gold answer.
+      texts: the text to judge for each question.
     """
 
     name: str
     answered: Sequence[AnsweredQuestion]
-    texts: Sequence[str | None]
+    texts: Sequence[str]
 
 
 def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -48,16 +51,17 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     If runs give the same answer to a question, the answer is judged once. Empty answers, including
     those of failed questions, are wrong. Questions without a gold answer and answers without a
-    verdict are ignored. Of several seeds, only the first is judged. Writes ``judgements.jsonl``,
-    ``table.md`` and a journal per judge. ``config`` comes from configs/judge.py.
+    verdict are ignored; the rubrics of `grounding` need no gold answer. Of several seeds, only the
+    first is judged. Writes ``judgements.jsonl``, ``table.md`` and a journal per judge. ``config``
+    comes from configs/judge.py.
 
     Returns:
       ``systems``: for every run, the shares of answers that are correct according to the first
-      ``judge`` and the ``second`` judge, if there is one, and the scores ``em`` and ``acc``, all
-      with 95 % bootstrap intervals.
+      ``judge`` and the ``second`` judge, if there is one, or mean scores of `grounding`, and the
+      scores ``em`` and ``acc``, all with 95 % bootstrap intervals.
       ``differences``: the differences between each pair of runs; see `pairwise_scores`.
       ``agreement``: the agreement of the two judges over all answers, see `agreement`; null if
-      there is only one judge.
+      there is only one judge or a judge's rubric is one of `grounding`.
       ``judges``: for each judge its ``rubric``, ``model``, number of requested ``verdicts``, number
       of ``unjudged`` answers and ``failures`` among these, ``parse_errors``, tokens and seconds.
       ``num_questions``, ``without_gold``, ``empty`` (number of empty answers), ``settings``,
@@ -73,6 +77,9 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 def _render() -> None:
     for rubric in prompts.RUBRICS:
         prompts.judge_messages("", "", (), rubric)
+    grounding.statement_messages("", "")
+    grounding.support_messages((), ())
+    grounding.question_messages("")
 
 
 def _own_prompts(config: Config, judges: Sequence[str]) -> own_prompts.OwnPrompts:
@@ -80,11 +87,15 @@ def _own_prompts(config: Config, judges: Sequence[str]) -> own_prompts.OwnPrompt
     if config.prompt_file is None:
         return own_prompts.NONE
     own = own_prompts.read(config.prompt_file, _render, "configs/judge.py")
-    names = [f"judge.{config[name].rubric}" for name in judges]
+    names = [prompt.name for name in judges for prompt in _prompts_of(config[name].rubric)]
     unused = [name for name in own if name not in names]
     if unused:
         raise UserError(f"{config.prompt_file}: [{unused[0]}] is not the rubric of a judge.")
     return own
+
+
+def _prompts_of(rubric: str) -> Sequence[own_prompts.Prompt]:
+    return grounding.RUBRICS.get(rubric) or (prompts.PROMPTS[rubric],)
 
 
 def _evaluate(config: Config, workdir: pathlib.Path, judges: Sequence[str]) -> dict[str, Any]:
@@ -108,17 +119,22 @@ def _evaluate(config: Config, workdir: pathlib.Path, judges: Sequence[str]) -> d
     results = evaluation.ask_models(
         config, workdir, models, {JUDGE: config.max_tokens}, programs, "answer"
     )
-    verdicts: dict[str, list[list[bool | None]]] = {}
+    verdicts: dict[str, list[list[float | None]]] = {}
     descriptions: dict[str, dict[str, Any]] = {}
     for name, (records, usage) in results.items():
         block = config[name]
         descriptions[name] = {"rubric": block.rubric, "model": backends.model_name(block)}
         if records is not None:
             by_job = {i: record.result(Verdict) for i, record in records.items()}
+            if block.rubric == grounding.RELEVANCY:
+                _add_relevancy(config, by_job, jobs[name], run_answers)
             verdicts[name] = [
-                _verdicts(by_job, *pair) for pair in zip(jobs[name], run_answers, strict=True)
+                _verdicts(block.rubric, by_job, *pair)
+                for pair in zip(jobs[name], run_answers, strict=True)
             ]
             descriptions[name] |= _counts(by_job.values())
+            if block.rubric == grounding.FAITHFULNESS:
+                descriptions[name]["without_evidence"] = _count_without_evidence(run_answers)
         descriptions[name] |= usage
 
     # ---- Scores ----------------------------------------------------------------------------------
@@ -136,14 +152,17 @@ def _evaluate(config: Config, workdir: pathlib.Path, judges: Sequence[str]) -> d
         for i, run in enumerate(run_answers)
     }
     facts = {
-        "agreement": _agreement(run_answers, verdicts) if len(verdicts) == 2 else None,
+        "agreement": _agreement(run_answers, verdicts)
+        if len(verdicts) == 2 and all(config[name].rubric in prompts.RUBRICS for name in judges)
+        else None,
         "judges": descriptions,
         "num_questions": len(ids),
-        "without_gold": sum(text is None for text in run_answers[0].texts),
+        "without_gold": sum(not question.answers for question, _ in run_answers[0].answered),
         "empty": sum(text == "" for run in run_answers for text in run.texts),
         "settings": {
             "runs": {run.name: run.folder for run in runs},
             **{name: config[name] for name in ("text", "profile", "bootstrap_samples", "seed")},
+            "encoder": config.encoder.model,
         },
         "complete": len(verdicts) == len(judges),
     }
@@ -159,7 +178,7 @@ def _judges(config: Config) -> tuple[str, ...]:
     check_at_least(0, config, "retries")
     answers.check_profile(config.profile)
     for name in judges:
-        check_choice(f"config.{name}.rubric", config[name].rubric, prompts.RUBRICS)
+        check_choice(f"config.{name}.rubric", config[name].rubric, RUBRICS)
         if config[name].constrained:
             setting = f"config.{name}.constrained=true"
             backends.check_abilities(config, name, ("json_schema",), setting)
@@ -174,20 +193,13 @@ def _judges(config: Config) -> tuple[str, ...]:
 
 def _run_answers(config: Config, run: comparison.FinishedRun, ids: Sequence[str]) -> RunAnswers:
     answered = [comparison.answered_of(run.records[i]) for i in ids]
-    texts: list[str | None] = []
-    for question, prediction in answered:
+    texts: list[str] = []
+    for _, prediction in answered:
         text = ""
         if prediction is not None:
             text = prediction.answer if config.text == "answer" else raw(prediction)
-        texts.append(text.strip() if question.answers else None)
+        texts.append(text.strip())
     return RunAnswers(run.name, answered, texts)
-
-
-class Verdict(TypedDict):
-    """A judge's verdict (None without a readable output) and the kinds of malformed outputs."""
-
-    right: bool | None
-    parse_errors: list[str]
 
 
 def judge(
@@ -216,26 +228,91 @@ def _jobs(config: Config, name: str, run: RunAnswers) -> list[Job | None]:
 
 
 def _verdicts(
-    by_job: Mapping[str, Verdict | None], jobs: Sequence[Job | None], run: RunAnswers
-) -> list[bool | None]:
-    """Returns a judge's verdict on each answer of a run, or None."""
-    verdicts: list[bool | None] = []
-    for job, text in zip(jobs, run.texts, strict=True):
+    rubric: str,
+    by_job: Mapping[str, Verdict | None],
+    jobs: Sequence[Job | None],
+    run: RunAnswers,
+) -> list[float | None]:
+    """Returns a judge's verdict on each answer of a run, or None.
+
+    An empty answer is wrong or irrelevant, but has no statements whose faithfulness could be
+    judged.
+    """
+    verdicts: list[float | None] = []
+    for job, (question, _), text in zip(jobs, run.answered, run.texts, strict=True):
         verdict = by_job[job.id] if job else None
-        is_right = verdict["right"] if verdict else None
-        verdicts.append(False if text == "" else is_right)
+        if text:
+            verdicts.append(verdict["right"] if verdict else None)
+        elif rubric in prompts.RUBRICS:
+            verdicts.append(False if question.answers else None)
+        else:
+            verdicts.append(0.0 if rubric == grounding.RELEVANCY else None)
     return verdicts
 
 
-def _job(config: Config, name: str, answered: AnsweredQuestion, text: str) -> Job:
-    """Returns the job for one answer; its id is a hash of the messages and settings."""
-    block, question = config[name], answered.question
-    messages = prompts.judge_messages(question.question, text, question.answers, block.rubric)
+def _count_without_evidence(runs: Sequence[RunAnswers]) -> int:
+    """Returns the number of answers, of all runs, that were not read from evidence."""
+    return sum(
+        bool(text) and not (prediction and evidence_of(prediction))
+        for run in runs
+        for text, (_, prediction) in zip(run.texts, run.answered, strict=True)
+    )
+
+
+def _add_relevancy(
+    config: Config,
+    by_job: Mapping[str, Verdict | None],
+    jobs: Sequence[Sequence[Job | None]],
+    runs: Sequence[RunAnswers],
+) -> None:
+    """Sets the score of verdicts with questions: their mean cosine with the answered question."""
+    asked = {
+        job.id: question.question
+        for row, run in zip(jobs, runs, strict=True)
+        for job, (question, _) in zip(row, run.answered, strict=True)
+        if job is not None
+    }
+    scored = [(i, v) for i, v in by_job.items() if v is not None and "questions" in v]
+    pairs = [(asked[i], text) for i, verdict in scored for text in verdict["questions"]]
+    if not pairs:
+        return
+    cosines = iter(evaluation.similarity(config.encoder)(pairs))
+    for _, verdict in scored:
+        values = [float(next(cosines)) for _ in verdict["questions"]]
+        verdict["right"] = sum(values) / len(values)
+
+
+def _job(config: Config, name: str, answered: AnsweredQuestion, text: str) -> Job | None:
+    """Returns the job for one answer, or None if it lacks what the rubric needs.
+
+    The id of a job is a hash of the messages and settings.
+    """
+    block, (question, prediction) = config[name], answered
+    settings = (block.constrained, config.retries)
+    program: Callable[[], Program[Verdict]]
+    if block.rubric == grounding.FAITHFULNESS:
+        evidence = evidence_of(prediction) if prediction else ()
+        if not evidence:
+            return None
+        inputs: list[Any] = [question.question, text, list(evidence)]
+        messages = grounding.statement_messages(question.question, text)
+        program = functools.partial(
+            grounding.faithfulness, question.question, text, evidence, *settings
+        )
+    elif block.rubric == grounding.RELEVANCY:
+        inputs = [question.question, text]  # The score of equal answers depends on the question.
+        messages = grounding.question_messages(text)
+        program = functools.partial(grounding.relevancy, text, *settings)
+    elif question.answers:
+        inputs = []
+        messages = prompts.judge_messages(question.question, text, question.answers, block.rubric)
+        program = functools.partial(judge, messages, block.rubric, *settings)
+    else:
+        return None
     turns = [[message.role, message.text] for message in messages]
-    settings = (block.rubric, block.constrained, config.retries)
-    key = codec.digest(codec.dump([turns, settings]))
+    key = codec.digest(codec.dump([[*turns, *inputs], (block.rubric, *settings)]))
     own = own_prompts.current()
-    return Job(key, turns, lambda: own_prompts.run_with(own, judge(messages, *settings)))
+    return Job(key, turns, lambda: own_prompts.run_with(own, program()))
 
 
 def _counts(results: Collection[Verdict | None]) -> dict[str, Any]:
@@ -254,9 +331,9 @@ def _other_metrics(run: RunAnswers, profile: str) -> dict[str, Ratio]:
     return {
         name: mean_of(
             [
-                None
-                if text is None
-                else answers.METRICS[name](text, answers.golds_of(question, profile), profile)
+                answers.METRICS[name](text, answers.golds_of(question, profile), profile)
+                if question.answers
+                else None
                 for (question, _), text in zip(run.answered, run.texts, strict=True)
             ]
         )
@@ -265,7 +342,7 @@ def _other_metrics(run: RunAnswers, profile: str) -> dict[str, Ratio]:
 
 
 def _agreement(
-    runs: Sequence[RunAnswers], verdicts: Mapping[str, Sequence[Sequence[bool | None]]]
+    runs: Sequence[RunAnswers], verdicts: Mapping[str, Sequence[Sequence[float | None]]]
 ) -> dict[str, Any]:
     """Compares the two judges on the distinct answers, of all runs, that both have judged."""
     pairs: dict[tuple[str, str], tuple[bool, bool]] = {}
@@ -277,7 +354,7 @@ def _agreement(
     return agreement(first, second)
 
 
-def _rows(run: RunAnswers, verdicts: Mapping[str, Sequence[bool | None]]) -> list[dict[str, Any]]:
+def _rows(run: RunAnswers, verdicts: Mapping[str, Sequence[float | None]]) -> list[dict[str, Any]]:
     return [
         {
             "id": question.id,
@@ -302,6 +379,7 @@ def table_of(result: Mapping[str, Any]) -> str:
     descriptions = (
         f"{name}: {judge['model']}, rubric {judge['rubric']}"
         + (f", {judge['unjudged']} without a verdict" if judge.get("unjudged") else "")
+        + (f", {n} answers without evidence" if (n := judge.get("without_evidence")) else "")
         for name, judge in result["judges"].items()
     )
     caption = f"{result['num_questions']} questions; {'; '.join(descriptions)}"

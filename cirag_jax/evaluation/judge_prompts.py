@@ -81,9 +81,9 @@ def judge_messages(
     """
     verdict, task, prediction_label, gold_label = RUBRICS[rubric]
     reply = " or ".join(json.dumps({verdict: value}) for value in (True, False))
-    gold = " or ".join(map(_quoted, golds))
-    answers = f"{prediction_label}: {_quoted(answer)}\n{gold_label}: {gold}"
-    turn = Message("user", f"Question: {_quoted(question)}\n{answers}")
+    gold = " or ".join(map(quoted, golds))
+    answers = f"{prediction_label}: {quoted(answer)}\n{gold_label}: {gold}"
+    turn = Message("user", f"Question: {quoted(question)}\n{answers}")
     return PROMPTS[rubric].conversation(f"{task} Reply with {reply} and nothing else.", (), turn)
 
 
@@ -109,7 +109,8 @@ def verdict_schema(rubric: str) -> dict[str, Any]:
     return dict(PROMPTS[rubric].schema(schema))
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Returns a text on one line as a JSON string, cut after `MAX_CHARS`."""
     return json.dumps(" ".join(text.split())[:MAX_CHARS], ensure_ascii=False)
 
 

@@ -19,7 +19,7 @@ from cirag_jax.evaluation.ranking import ranking_scores
 from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.evaluation.scoring import NAMES, AnsweredQuestion, Scoring
 from cirag_jax.types import GRANULARITIES as STAGES
-from cirag_jax.types import Prediction
+from cirag_jax.types import Attempt, Prediction
 
 ANSWER_TITLES = {"em": "EM", "f1": "F1", "acc": "Acc"}
 # Granularity -> name of its recall before @K.
@@ -90,9 +90,19 @@ def raw(prediction: Prediction) -> str:
 
     This is the response of the last attempt with this answer, or else of the last attempt.
     """
+    attempt = _answering(prediction)
+    return attempt.response if attempt else ""
+
+
+def evidence_of(prediction: Prediction) -> tuple[str, ...]:
+    """Returns the texts from which the answer was read; empty for an answer from memory."""
+    attempt = _answering(prediction)
+    return attempt.evidence if attempt else ()
+
+
+def _answering(prediction: Prediction) -> Attempt | None:
     matching = [attempt for attempt in prediction.attempts if attempt.answer == prediction.answer]
-    last = (matching or list(prediction.attempts))[-1:]
-    return last[0].response if last else ""
+    return next(reversed(matching or list(prediction.attempts)), None)
 
 
 def stage_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:

@@ -6,6 +6,7 @@ import json
 import pathlib
 import runpy
 
+import numpy as np
 import pytest
 
 from cirag_jax import cli
@@ -192,6 +193,82 @@ def test_judge_tiny_model_follows_schema(tmp_path, capsys):
     judge = result["judges"]["judge"]
     assert (judge["verdicts"], judge["unjudged"], judge["parse_errors"]) == (1, 0, {})
     assert result["systems"]["a"]["judge"]["value"] in (0, 1)
+
+
+class Grounding:
+    """A fake judge of faithfulness and relevancy that replies as scripted, in turn."""
+
+    is_slow, is_exhausted = True, False
+
+    def __init__(self, replies):
+        self.replies, self.asked = iter(replies), []
+
+    def __call__(self, calls, done):
+        for index, call in enumerate(calls):
+            self.asked.append(call.request)
+            done(index, Generated(next(self.replies), "stop", Usage(5, 0, 2)))
+
+
+def grounded(root, monkeypatch, rubric, replies, *pairs):
+    """Judges one run with scripted replies; returns its judge, scores, counts and rows."""
+    fake = Grounding(replies)
+    monkeypatch.setattr(evaluation, "open_model", lambda *_: contextlib.nullcontext(fake))
+    fields = {"judge.rubric": rubric, "in_flight": 1}
+    result = evaluate(root, workdir(root, "a", pairs), **fields)
+    rows = [row["judge"] for row in lines(root / "j" / command.FILE)]
+    return fake, result["systems"]["a"]["judge"]["value"], result["judges"]["judge"], rows
+
+
+def test_judge_faithfulness_is_the_share_of_supported_statements(tmp_path, monkeypatch):
+    questions = [dataclasses.replace(q, answers=()) for q, _ in many(5)]  # needs no gold answer
+    memory = dataclasses.replace(PREDICTION.attempts[-1], evidence=())
+    pairs = [(q, says(f"No. {n}")) for n, q in enumerate(questions[:3])]
+    pairs += [(questions[3], dataclasses.replace(PREDICTION, attempts=(memory,)))]
+    pairs += [(questions[4], says(""))]
+    replies = [
+        '{"statements": ["It is a county.", "It has a port.", " ", 3]}', '{"supported": [true, false]}',
+        '{"statements": []}', '{"statements": ["It is one."]}',
+        '{"supported": [true, true]}', '{"supported": ["yes"]}',
+        "I cannot say.", '["', # no statements at all
+    ]  # fmt: skip
+    fake, value, counts, rows = grounded(tmp_path, monkeypatch, "faithfulness", replies, *pairs)
+    assert rows == [0.5, None, None, None, None] and value == 0.5
+    assert (counts["verdicts"], counts["unjudged"], counts["without_evidence"]) == (3, 2, 1)
+    assert counts["parse_errors"] == {
+        "statements_missing": 3, "statements_no_json": 1, "statements_broken_json": 1,
+        "support_count": 1, "support_missing": 1,
+    }  # fmt: skip
+    support = fake.asked[1].messages[1].text.split("\n")
+    assert support[-1] == 'Statements: ["It is a county.", "It has a port."]'
+    assert support[0].startswith('Evidence: "Tarnow Bay: It is the seat')
+    assert fake.asked[1].json_schema["properties"]["supported"]["minItems"] == 2
+    assert "1 answers without evidence" in (tmp_path / "j" / "table.md").read_text()
+
+
+def test_judge_relevancy_is_the_mean_cosine_of_questions(tmp_path, monkeypatch):
+    from cirag_jax.retrieval import encoders
+
+    vectors = {"a": [1.0, 0.0], "b": [0.6, 0.8]}
+
+    class Encoder:
+        def encode(self, texts, kind):
+            return np.array([vectors.get(text, [0.8, -0.6]) for text in texts], np.float32)
+
+    monkeypatch.setattr(encoders, "open_encoder_for", lambda block: Encoder())
+    pairs = [(q, says(f"No. {n}")) for n, (q, _) in enumerate(many(4))] + [
+        (many(5)[4][0], says(""))
+    ]
+    replies = [
+        '{"questions": ["a", "b", "a", "b"], "noncommittal": false}',
+        '{"questions": ["a"], "noncommittal": true}',
+        '{"questions": ["a"], "noncommittal": "no"}', '{"questions": ["b"], "noncommittal": false}',
+        "Who?", "{}",
+    ]  # fmt: skip
+    _, value, counts, rows = grounded(tmp_path, monkeypatch, "relevancy", replies, *pairs)
+    a, b = 0.8 * 1, 0.8 * 0.6 - 0.6 * 0.8  # cosines with the question's vector
+    assert rows == [pytest.approx((a + b + a) / 3), 0, pytest.approx(b), None, 0]
+    assert value == pytest.approx((2 * a / 3) / 4) and counts["unjudged"] == 1
+    assert counts["parse_errors"]["questions_missing"] == 3
 
 
 OWN = """[judge.dualrag]
