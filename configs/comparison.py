@@ -46,6 +46,8 @@ def get_config() -> Any:
     # Allow runs with different models, K, limits and so on; the table lists the differences.
     config.allow_different = False
     common.scoring(config)
+    # Encoder of the metric family bertscore: a model folder, package:NAME or a hub id.
+    config.bertscore = placeholder(str)
     config.bootstrap_samples = 10_000  # Number of bootstrap resamples, and of permutations.
     config.seed = 0  # Seed for sampling and resampling.
     return config

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,8 +146,11 @@ def measure_runs(
       run.
     """
     check_at_least(1, config, "bootstrap_samples")
+    bertscore = config.get("bertscore")
+    metrics.check(config.metrics, bertscore)
     scoring = Scoring(config.profile, tuple(config.recall_at))
-    metrics.check(config.metrics)
+    if "bertscore" in config.metrics:
+        scoring = dataclasses.replace(scoring, token_vectors=_token_vectors(bertscore))
     runs = read_runs(folders, repeats)
     different = {run.name: _different(runs[0], run) for run in runs[1:]}
     for run in runs[1:]:
@@ -192,6 +195,14 @@ def measure_runs(
     }
     _add_reasons(result)
     return runs, result
+
+
+def _token_vectors(spec: str) -> Callable[[Sequence[str]], Mapping[str, np.ndarray]]:
+    """Opens the encoder of BERTScore."""
+    from cirag_jax.models.io.workdir import open_encoder
+    from cirag_jax.retrieval.token_vectors import token_vectors
+
+    return functools.partial(token_vectors, open_encoder(spec)[0])
 
 
 # --------------------------------------------------------------------------------------- the runs

@@ -4,9 +4,12 @@ Every score is a mean over the questions to which it applies (`overlap.mean_of`)
 """
 
 import functools
+import itertools
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.errors import UserError
@@ -156,6 +159,38 @@ def rouge_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
     }
 
 
+def bertscores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
+    """Returns ``bertscore``, the F1 of BERTScore (Zhang et al., 2020).
+
+    There are no idf weights and no rescaling. Precision is the mean, over the answer's tokens, of the largest cosine with a token of the gold
+    answer; recall is the same from the gold answer's tokens. The score is the largest over the gold
+    answers. A failed question scores 0.
+    """
+    texts = [prediction.answer if prediction else "" for _, prediction in answered]
+    golds = [question.answers for question, _ in answered]
+    if scoring.token_vectors is None:
+        raise ValueError("BERTScore needs token vectors")
+    vectors = scoring.token_vectors([*texts, *itertools.chain.from_iterable(golds)])
+    return {
+        "bertscore": mean_of(
+            [
+                max(_bertscore(vectors[text], vectors[gold]) for gold in of_question)
+                if of_question
+                else None
+                for text, of_question in zip(texts, golds, strict=True)
+            ]
+        )
+    }
+
+
+def _bertscore(answer_TD: np.ndarray, gold_UD: np.ndarray) -> float:
+    if not len(answer_TD) or not len(gold_UD):
+        return 0.0
+    cosine_TU = answer_TD @ gold_UD.T
+    precision, recall = cosine_TU.max(1).mean(), cosine_TU.max(0).mean()
+    return float(2 * precision * recall / (precision + recall)) if precision + recall > 0 else 0.0
+
+
 # --------------------------------------------------------------------------- scores of retrieval
 
 
@@ -277,6 +312,7 @@ _SPACED = _Spaced()
 # Families by their names in ``config.metrics``.
 FAMILIES: dict[str, Family] = {
     "answers": Family(answer_scores, ANSWER_TITLES),
+    "bertscore": Family(bertscores, {"bertscore": "BERTScore"}),
     "by_granularity": Family(
         stage_scores,
         {f"{g}_{name}": f"{g} {ANSWER_TITLES[name]}" for g in STAGES for name in STAGE_SCORES},
@@ -299,11 +335,19 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def check(names: Sequence[str]) -> None:
-    """Raises `UserError` if ``config.metrics`` is empty or has an unknown family."""
+def check(names: Sequence[str], bertscore: str | None = None) -> None:
+    """Raises `UserError` if ``config.metrics`` is empty or has an unknown family.
+
+    ``bertscore`` is the model of BERTScore.
+    """
     if not names or any(name not in FAMILIES for name in names):
         raise UserError(
             f"config.metrics={tuple(names)!r} must be one or more of {', '.join(FAMILIES)}."
+        )
+    if "bertscore" in names and not bertscore:
+        raise UserError(
+            "config.metrics names bertscore, which needs an encoder: run configs/comparison.py "
+            "with --config.bertscore=FOLDER."
         )
 
 

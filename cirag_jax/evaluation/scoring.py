@@ -1,8 +1,10 @@
 """Inputs of the metrics in `cirag_jax.evaluation.metrics`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
@@ -26,11 +28,13 @@ class Scoring:
       profile: answer scorer, a key of `answers.PROFILES`.
       recall_at: the K of all scores at K.
       passages: loads the passages by id, for metrics that need their texts.
+      token_vectors: returns unit-length vectors [T, D] of the tokens of each text, for BERTScore.
     """
 
     profile: str = answers.DEFAULT
     recall_at: tuple[int, ...] = (3, 5)
     passages: Callable[[], Mapping[str, Passage]] = dict
+    token_vectors: Callable[[Sequence[str]], Mapping[str, np.ndarray]] | None = None
 
     def __post_init__(self):
         """Raises UserError for invalid values of the config."""

@@ -226,7 +226,8 @@ def test_judge_faithfulness_is_the_share_of_supported_statements(tmp_path, monke
     pairs += [(questions[3], dataclasses.replace(PREDICTION, attempts=(memory,)))]
     pairs += [(questions[4], says(""))]
     replies = [
-        '{"statements": ["It is a county.", "It has a port.", " ", 3]}', '{"supported": [true, false]}',
+        '{"statements": ["It is a county.", "It has a port.", " ", 3]}',
+        '{"supported": [true, false]}',
         '{"statements": []}', '{"statements": ["It is one."]}',
         '{"supported": [true, true]}', '{"supported": ["yes"]}',
         "I cannot say.", '["', # no statements at all
