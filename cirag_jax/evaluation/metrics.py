@@ -162,9 +162,9 @@ def rouge_scores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict
 def bertscores(answered: Sequence[AnsweredQuestion], scoring: Scoring) -> dict[str, Ratio]:
     """Returns ``bertscore``, the F1 of BERTScore (Zhang et al., 2020).
 
-    There are no idf weights and no rescaling. Precision is the mean, over the answer's tokens, of the largest cosine with a token of the gold
-    answer; recall is the same from the gold answer's tokens. The score is the largest over the gold
-    answers. A failed question scores 0.
+    There are no idf weights and no rescaling. Precision is the mean, over the answer's tokens, of
+    the largest cosine with a token of the gold answer; recall is the same from the gold answer's
+    tokens. The score is the largest over the gold answers. A failed question scores 0.
     """
     texts = [prediction.answer if prediction else "" for _, prediction in answered]
     golds = [question.answers for question, _ in answered]
