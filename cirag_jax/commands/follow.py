@@ -161,7 +161,8 @@ class _Follower:
             "best_checkpoint": best_folder,
             "complete": complete,
         }
-        text = f"{self._metric} is best at step {best}.\n\n" + series.table(
+        note = series.recall_note(self._config)
+        text = f"{self._metric} is best at step {best}.{note}\n\n" + series.table(
             {(str(step),): self._rows[step] for step in steps}, ("step",)
         )
         write_text(self._workdir / "table.md", (text, "\n"))

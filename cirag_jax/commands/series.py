@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.errors import UserError
+from cirag_jax.evaluation import ranking
 from cirag_jax.identity import check_same
 from cirag_jax.io import read_object
 from cirag_jax.reports.tables import markdown
-from cirag_jax.training.state import is_training
+from cirag_jax.training.state import component_of, is_training
 from cirag_jax.types import Config
 
 Figures = dict[str, float | None]
@@ -20,6 +21,13 @@ _METRICS = {
     "integrator": "systems.student.teacher.f1",
     "extractor": "systems.student.soft.f1",
     "reader": "systems.student.all.f1",
+}
+# Definitions of recall@K in tables: of an evaluation of retrieval, and of training by component.
+_RECALLS = {
+    None: "share of the gold passages among the first K",
+    "aligner": "share of steps with the next unit among the first K; linked_recall@K, "
+    "aligner_recall@K: share of the gold passages among the first K",
+    "cross_encoder": "share of the gold texts among the first K",
 }
 # Fields of a config that may change when a run is resumed, because they do not affect the result.
 MAY_DIFFER = (
@@ -43,6 +51,12 @@ def metric_of(config: Config) -> str:
             "config.metric is required: the name of a number in result.json, such as block.name."
         )
     return _METRICS[component]
+
+
+def recall_note(config: Config) -> str:
+    """Returns the definition of recall@K for the caption of a table, or "" without recall."""
+    component = component_of(config) if is_training(config) else config.get("component")
+    return f" recall@K: {_RECALLS[component]}." if component in _RECALLS else ""
 
 
 def figures(result: Mapping[str, Any], metric: str) -> Figures:
@@ -94,8 +108,16 @@ def best_of(values: Mapping[Any, float | None], metric: str) -> Any:
 
 
 def table(rows: Mapping[tuple[str, ...], Figures], keys: Sequence[str]) -> str:
-    """Returns a Markdown table; each row has the parts of its key, then its numbers."""
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    """Returns a Markdown table; each row has the parts of its key, then its numbers.
+
+    Of the ranking scores, only a metric, the first number of a row, is a column.
+    """
+    metrics = {next(iter(row)) for row in rows.values() if row}
+    names = [
+        name
+        for name in dict.fromkeys(name for row in rows.values() for name in row)
+        if name in metrics or name == "mrr" or name.partition("@")[0] not in ranking.TITLES
+    ]
     cells = [[*key, *(cell(row.get(name)) for name in names)] for key, row in rows.items()]
     return markdown([[*keys, *names], *cells])
 

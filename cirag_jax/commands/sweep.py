@@ -184,7 +184,8 @@ def _report(
     best = series.best_of(values, metric)
     result = {"metric": metric, "runs": summaries, "best": best, "complete": complete}
     if jax.process_index() == 0:
-        text = f"{metric} is best with {best}.\n\n" if best else ""
+        note = series.recall_note(runs[0].config)
+        text = f"{metric} is best with {best}.{note}\n\n" if best else ""
         text += series.table(rows, (*runs[0].values, "state"))
         write_text(workdir / "table.md", (text, "\n"))
         write_json(workdir / "result.json", result)

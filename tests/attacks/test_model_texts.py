@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from cirag_jax.commands import corrupt
+from cirag_jax.evaluation import grounding
 from cirag_jax.evaluation import judge_prompts as judge
 from cirag_jax.grade import prompts as grade
 from cirag_jax.io import replace_surrogates
@@ -89,6 +90,9 @@ PARSERS = {
     "corrupt.fact": lambda t, cut: corrupt.parse_fact(t),
     "corrupt.numbers": lambda t, cut: corrupt.parse_numbers(t, 3),
     "judge": lambda t, cut: judge.parse_verdict(t, "dualrag", truncated=cut),
+    "grounding.statements": lambda t, cut: grounding.parse_statements(t, cut),
+    "grounding.support": lambda t, cut: grounding.parse_support(t, 1, cut),
+    "grounding.questions": lambda t, cut: grounding.parse_questions(t, cut),
     "rag": lambda t, cut: short_answers.parse_short_answer(t),
     "search_r1": lambda t, cut: search_r1.parse_action(t, cut),
     "reading": lambda t, cut: reading_prompts.parse_answer(t, wide=True, truncated=cut),
@@ -111,6 +115,9 @@ _MARKS = (
         '{"question": "Who?", "answer": "Ada"}',
         '{"queries": ["Who?", "Where?"]}',
         '{"implies": true}',
+        '{"statements": ["x", 1, ["y"]]}',
+        '{"supported": [true]}',
+        '{"questions": ["Who?"], "noncommittal": false}',
         '{"remove": [1, 2]}',
         "<search> x",
         "</search>",

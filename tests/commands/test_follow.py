@@ -65,7 +65,8 @@ class Evaluation:
         step = int(state["params"][0])
         self.asked.append(step)
         (workdir / "rankings.jsonl").write_text(str(step))
-        return {"trained": {"recall@2": 0.125, "recall@5": VALUES[step]}, "num_questions": 4}
+        scores = {"recall@2": 0.125, "recall@5": VALUES[step], "ndcg@5": 0.5}
+        return {"trained": scores, "num_questions": 4}
 
 
 def never(seconds):
@@ -84,7 +85,7 @@ def test_follow_running_training_until_it_ends(training, workdir, capsys):
     evaluate = Evaluation()
     result = follow(config_of(training), workdir, evaluate, lambda _: next(moments)())
     assert evaluate.asked == [1, 2, 3] and next(moments, None) is None
-    rows = [{"step": s, "recall@5": VALUES[s], "recall@2": 0.125} for s in (1, 2, 3)]
+    rows = [{"step": s, "recall@5": VALUES[s], "recall@2": 0.125, "ndcg@5": 0.5} for s in (1, 2, 3)]
     assert result == {
         "metric": "trained.recall@5", "checkpoints": rows, "best_step": 2, "best": 0.75,
         "best_checkpoint": str(workdir / "step_2"), "complete": True,
@@ -96,6 +97,7 @@ def test_follow_running_training_until_it_ends(training, workdir, capsys):
     assert "step 3: trained.recall@5 0.5; best so far 0.75 at step 2\n" in said
     table = (workdir / "table.md").read_text().splitlines()
     assert [cell.strip() for cell in table[5].split("|")[1:-1]] == ["2", "0.75", "0.125"]
+    assert table[0].endswith("recall@K: share of the gold passages among the first K.")
     # Training has deleted its best checkpoint, which is kept only here.
     assert [path.name for path in workdir.glob("step_*/checkpoints/*")] == ["2"]
     assert (workdir / "step_3" / "rankings.jsonl").read_text() == "3"
@@ -190,7 +192,7 @@ def test_follow_metric_may_change_on_resume(training, workdir):
         follow(config_of(training, metric="em"), workdir, evaluate, never)
     result = follow(config_of(training, metric="trained.recall@2"), workdir, evaluate, never)
     assert evaluate.asked == [1, 2] and result["best"] == 0.125
-    assert list(result["checkpoints"][0]) == ["step", "recall@2", "recall@5"]
+    assert list(result["checkpoints"][0]) == ["step", "recall@2", "recall@5", "ndcg@5"]
 
 
 def test_follow_folder_without_training_is_refused(training, workdir):

@@ -44,9 +44,12 @@ def test_answer_flashrag_folder_recall_equals_ir_measures(tmp_path, capsys):
     qrels = list(ir_measures.read_trec_qrels(str(workdir / "qrels.trec")))
     run = list(ir_measures.read_trec_run(str(workdir / "run.trec")))
     assert recall["num_questions"] == len({judged.query_id for judged in qrels}) == 4
-    for k in (1, 3):
-        scores = ir_measures.calc_aggregate([ir_measures.R @ k], qrels, run)
-        assert scores[ir_measures.R @ k] == recall[f"recall@{k}"]
+    measures = {f"recall@{k}": ir_measures.R @ k for k in (1, 3)}
+    measures |= {f"ndcg@{k}": ir_measures.nDCG @ k for k in (1, 3)}
+    measures |= {"map": ir_measures.AP, "mrr": ir_measures.RR}
+    scores = ir_measures.calc_aggregate(measures.values(), qrels, run)
+    expected = {name: pytest.approx(scores[measure]) for name, measure in measures.items()}
+    assert {name: recall[name] for name in measures} == expected
     assert 0 < recall["recall@1"] < 1
 
     flags = ["--format=flashrag", f"--data_dir={data}", f"--run={workdir}"]
