@@ -189,6 +189,7 @@ def measure_runs(
             "profile": config.profile,
             "metrics": tuple(config.metrics),
             "recall_at": tuple(config.recall_at),
+            "bertscore": bertscore,
             "bootstrap_samples": config.bootstrap_samples,
         },
         "different": different,

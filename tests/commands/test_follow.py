@@ -187,7 +187,8 @@ def test_follow_metric_may_change_on_resume(training, workdir):
     training.end()
     evaluate = Evaluation()
     with pytest.raises(
-        UserError, match=r"metric=em is not in the result.* num_questions, trained.recall"
+        UserError,
+        match=r"metric=em is not in the result.* num_questions, trained.ndcg@5, trained.recall",
     ):
         follow(config_of(training, metric="em"), workdir, evaluate, never)
     result = follow(config_of(training, metric="trained.recall@2"), workdir, evaluate, never)
