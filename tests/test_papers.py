@@ -24,7 +24,7 @@ _MARKUP = re.compile(r"<[^>]*>|[*$\\^]|\{?dagger\}?|†|\([A-Z]\w+ et al\., \d+\
 
 
 # Names that the text of the papers has in another spelling than the page, and cells above rows.
-_MISREAD = {
+MISREAD = {
     "owen2.5": "qwen2.5", "flārē": "flare", "rian-15": "flan-t5", "inace": "trace",
     "cmanta": "sports", "cmonto": "sports", "пеанн": "health", "пеаш": "health",
 }  # fmt: skip
@@ -103,7 +103,7 @@ def printed_rows(paper: str, text: str) -> dict[int, set[str]]:
         # Some rows begin with a group, such as a reader or a domain.
         labels = itertools.takewhile(lambda cell: not re.match(r"[\W_]*\d", cell), cells[1:2])
         found = [simple(name) for cell in (cells[0], *labels) for name in cell.split(" - ")]
-        found = [_MISREAD.get(name, name) for name in found if name and name not in _HEADERS]
+        found = [MISREAD.get(name, name) for name in found if name and name not in _HEADERS]
         if paper == "C2RAG":
             assert table is not None
             names[table].update(found)

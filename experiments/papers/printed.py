@@ -1,0 +1,76 @@
+"""The tables and figures of the papers, and the values that they print (``values/*.toml``)."""
+
+import functools
+import itertools
+import pathlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+VALUES = pathlib.Path(__file__).resolve().parent / "values"
+# Name of a paper's file and of its experiments -> the paper's name for its system.
+PAPERS = {
+    "cirag": "CIRAG",
+    "kirag": "KiRAG",
+    "dualrag": "DualRAG",
+    "c2rag": "C2RAG",
+    "grade": "GRADE",
+}
+
+Column = tuple[Any, ...]  # one value of each axis
+
+
+class Printed(NamedTuple):
+    """A table or figure of a paper.
+
+    Attributes:
+      paper: a name of `PAPERS`.
+      name: such as ``table1``.
+      title: the title in our words.
+      axes: the axes of the columns, with their values.
+      rows: the names of the rows.
+      values: the printed value of (row, column). Cells that the paper does not print are absent.
+      errata: which values contradict others, or "".
+      note: a remark about our version, or "".
+    """
+
+    paper: str
+    name: str
+    title: str
+    axes: Mapping[str, Sequence[Any]]
+    rows: Sequence[str]
+    values: Mapping[tuple[str, Column], float]
+    errata: str = ""
+    note: str = ""
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns in their order."""
+        return list(itertools.product(*self.axes.values()))
+
+    def axis_values(self, column: Column) -> dict[str, Any]:
+        """Returns the value of each axis at a column."""
+        return dict(zip(self.axes, column, strict=True))
+
+
+@functools.cache
+def tables(paper: str) -> Mapping[str, Printed]:
+    """Returns the tables and figures of a paper by name."""
+    content = tomllib.loads((VALUES / f"{paper}.toml").read_text("utf-8"))
+    note = content.pop("note", "")
+    return {name: _table(paper, name, {"note": note, **fields}) for name, fields in content.items()}
+
+
+def _table(paper: str, name: str, fields: Mapping[str, Any]) -> Printed:
+    axes = fields["columns"]
+    columns = list(itertools.product(*axes.values()))
+    values = {}
+    for row, *cells in fields["rows"]:
+        if len(cells) not in (0, len(columns)):
+            raise ValueError(f"{paper} {name}, {row}: {len(cells)} cells, {len(columns)} columns")
+        for column, cell in zip(columns, cells, strict=False):
+            if not isinstance(cell, str):
+                values[row, column] = float(cell)
+    names = [row for row, *_ in fields["rows"]]
+    title, errata = fields["title"], fields.get("errata", "")
+    return Printed(paper, name, title, axes, names, values, errata, fields["note"])
