@@ -2,12 +2,19 @@
 
     python experiments/run.py --list
     python experiments/run.py --only=cirag_path --scale=smoke --workdir=W
+    python experiments/run.py --only=cirag_table1,cirag_figure7 --scale=smoke --workdir=W
+    python experiments/run.py --collect --scale=small --data=DIR --workdir=W
     python experiments/run.py --only=cirag_path --scale=paper --data=DIR --workdir=W --dry_run
 
 Every stage is a command, which is printed before it runs. Run the same command to resume: finished
 stages are skipped, and stages whose command, config, code or input has changed run again. Prints
 the stages and tables on stderr and one JSON object on stdout. Exit codes: 0 if all stages finished,
-1 if a stage failed, 2 for bad input, 75 if a stage is incomplete, 130 for an interrupt.
+1 if a stage failed or an experiment cannot run, 2 for bad input, 75 if a stage is incomplete, 130
+for an interrupt.
+
+With ``--collect``, writes the values of the papers' tables to experiments/results and
+docs/reproduction.md, and at the scale smoke to the workdir instead. Without ``--workdir``, only
+writes docs/reproduction.md again.
 """
 
 import argparse
@@ -21,7 +28,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import check_arguments, one_line, say, standard_streams
-from experiments import paths
+from experiments import papers, paths
+from experiments.papers import results
 from experiments.paths import planning, running
 from experiments.paths.declare import SCALES, Experiment
 
@@ -61,15 +69,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     check_arguments(arguments)
     flags = parser().parse_args(arguments)
-    declared = paths.experiments()
+    declared = {**paths.experiments(), **papers.experiments()}
     if flags.list:
         _list(declared.values())
+        return 0
+    if flags.collect and flags.workdir is None and not flags.only:
+        results.write_page(papers.experiments().values(), results.FOLDER, results.PAGE)
+        say(f"wrote {results.PAGE}")
         return 0
     chosen = []
     for name in dict.fromkeys(flags.only.split(",") if flags.only else declared):
         if name not in declared:
             raise UserError(f"unknown --only={name}; the experiments are {', '.join(declared)}.")
         chosen.append(declared[name])
+    if not flags.only:  # all experiments that have the scale
+        chosen = [made for made in chosen if flags.scale in made.scales] or chosen
     if flags.workdir is None:
         raise UserError("--workdir=DIRECTORY is required: the folder for all stages.")
     settings = {}
@@ -95,7 +109,8 @@ def _main(arguments: Sequence[str]) -> int:
         if not workdir.is_dir():
             raise UserError(f"--workdir={workdir} does not exist, so nothing is finished.")
         print(json.dumps(running.report(plan, running.collect(plan), workdir)))
-        return 0
+        _collect([e for e in chosen if e.table is not None], flags.scale, plan, workdir)
+        return 1 if plan.problems else 0
     if flags.slurm and plan.server:
         raise UserError(
             f"--scale={flags.scale} starts a server on this machine, which the jobs of --slurm "
@@ -104,19 +119,51 @@ def _main(arguments: Sequence[str]) -> int:
     with running.locked(workdir):
         states = running.submit(plan, workdir) if flags.slurm else running.Runner(plan).run()
         print(json.dumps(running.report(plan, states, workdir)))
-    if "failed" in states.values():
+    if "failed" in states.values() or plan.problems:
         return 1
     return running.TRY_AGAIN if "incomplete" in states.values() else 0
+
+
+def _collect(
+    tables: Sequence[Experiment], scale: str, plan: planning.Plan, workdir: pathlib.Path
+) -> None:
+    """Writes the measured values of tables, and the page of all tables."""
+    if not tables:
+        return
+    # Scores of the scale smoke mean nothing, so that they stay out of the documentation.
+    folder, page = results.FOLDER, results.PAGE
+    if scale == "smoke":
+        folder, page = workdir / "results", workdir / "reproduction.md"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [table.name for table in tables if results.collect(table, scale, plan, folder)]
+    results.write_page(papers.experiments().values(), folder, page)
+    say(f"wrote {page} and the values of {len(written)} tables to {folder}")
 
 
 def _list(experiments: Iterable[Experiment]) -> None:
     for experiment in experiments:
         print(f"{experiment.name:<16}{', '.join(experiment.scales):<24}{experiment.title}")
+        if experiment.table is not None:
+            _list_table(experiment)
+            continue
         for scale, setup in experiment.scales.items():
             variables = {n: v or "required" for n, v in setup().variables.items()}
             if variables:
                 shown = ", ".join(f"--set={n}=... ({v})" for n, v in variables.items())
                 print(f"{'':<16}{scale}: {shown}")
+
+
+def _list_table(experiment: Experiment) -> None:
+    """Prints the state and the size of a table at each scale, and what it lacks."""
+    state = results.state(experiment, results.FOLDER)
+    sizes = []
+    for scale, setup in experiment.scales.items():
+        stages, cells = setup().stages, setup().cells
+        answers = sum("launch/answer.py" in stage.command for stage in stages.values())
+        sizes.append(f"{scale}: {len(cells)} cells, {len(stages)} stages ({answers} answer)")
+    print(f"{'':<16}{state}; {'; '.join(sizes)}")
+    for what, reason in {**experiment.unsupported, **experiment.missing}.items():
+        print(f"{'':<16}{what}: {reason}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """The parts of a declared experiment: stages, and the scales at which it runs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments.papers.printed import Column, Printed
 
 SCALES = ("smoke", "small", "paper")
 # Variables that every declaration may use: the folder of --data, and the stage's own folder.
@@ -27,6 +31,49 @@ class Stage:
     slurm: str = "--time=4:00:00 --ntasks=1"
 
 
+class Measured(NamedTuple):
+    """A measured value, in the unit of the paper's table.
+
+    Attributes:
+      value: the value; None if it is undefined.
+      low, high: the ends of its 95 % interval, or None.
+      count: the number of questions.
+      reason: why the value is undefined, or "".
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    count: int | None = None
+    reason: str = ""
+
+
+Reader = Callable[[Mapping[str, Any]], Measured]  # from the result of a stage
+
+
+class Cell(NamedTuple):
+    """A cell of a table: the mean of what is read from the results of stages.
+
+    Attributes:
+      sources: stages, and the functions that read their results.
+    """
+
+    sources: Sequence[tuple[str, Reader]]
+
+    def measure(self, results: Mapping[str, Mapping[str, Any]]) -> Measured | None:
+        """Returns the value, given the results of finished stages; None if one is missing."""
+        if not all(stage in results for stage, _ in self.sources):
+            return None
+        values = [read(results[stage]) for stage, read in self.sources]
+        if len(values) == 1:
+            return values[0]
+        reasons = [value.reason for value in values if value.value is None]
+        if reasons:
+            return Measured(None, reason=reasons[0])
+        mean = math.fsum(value.value or 0.0 for value in values) / len(values)
+        return Measured(mean, count=sum(value.count or 0 for value in values))
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """An experiment at one scale.
@@ -36,11 +83,13 @@ class Setup:
       variables: default values of variables, which ``--set=NAME=VALUE`` changes. "" is required.
       server: a Python file that serves language models and prints its URL, which is then the
         variable ``server``.
+      cells: how the cells of the paper's table are filled; others are not run.
     """
 
     stages: Mapping[str, Stage]
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     server: str | None = None
+    cells: Mapping[tuple[str, Column], Cell] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +100,18 @@ class Experiment:
       name: the name in ``--only``.
       title: one line for ``--list``.
       scales: a function for each supported scale that returns the setup.
+      table: the table or figure of a paper, or None for a path.
+      missing: rows of the table without a run -> ``not implemented`` or ``not run``, a colon, and
+        the reason.
+      unsupported: scales that are not supported, and why.
     """
 
     name: str
     title: str
     scales: Mapping[str, Callable[[], Setup]]
+    table: Printed | None = None
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unsupported: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 GPU = "--time=24:00:00 --ntasks=1 --gpus-per-node=1"

@@ -69,11 +69,13 @@ class Plan:
       stages: the stages by folder.
       names: for each experiment, stage name -> folder.
       server: the Python file that serves language models, or None.
+      problems: experiments that cannot run, and why.
     """
 
     stages: Mapping[pathlib.Path, PlannedStage]
     names: Mapping[str, Mapping[str, pathlib.Path]]
     server: str | None
+    problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def plan(
@@ -88,6 +90,8 @@ def plan(
 ) -> Plan:
     """Plans experiments at a scale; checks every command's config.
 
+    If some of the experiments cannot run, names them and plans the others.
+
     Args:
       chosen: the experiments.
       scale: a name of `SCALES`.
@@ -100,12 +104,13 @@ def plan(
     """
     if scale not in SCALES:
         raise UserError(f"unknown --scale={scale}; choose one of {', '.join(SCALES)}.")
-    setups = {}
+    setups, problems = {}, {}
     for experiment in chosen:
-        if scale not in experiment.scales:
-            scales = ", ".join(experiment.scales)
-            raise UserError(f"{experiment.name} has no --scale={scale}; choose one of {scales}.")
-        setups[experiment.name] = experiment.scales[scale]()
+        setup = experiment.scales[scale]() if scale in experiment.scales else None
+        if setup is not None and (setup.cells or experiment.table is None):
+            setups[experiment.name] = setup
+        else:
+            problems[experiment.name] = _no_scale(experiment, scale)
     _check_names(setups, settings, until)
     if until is not None:
         for name in [name for name, setup in setups.items() if until not in setup.stages]:
@@ -116,8 +121,24 @@ def plan(
         names = " and ".join(sorted(servers))
         raise UserError(f"{names} serve different experiments; run one of them with --only.")
     planner = _Planner(workdir, data, settings, dry_run)
-    names = {name: planner.add(name, setup, until) for name, setup in setups.items()}
-    return Plan(planner.stages, names, next(iter(servers), None))
+    names = {}
+    for name, setup in setups.items():
+        try:
+            names[name] = planner.add(name, setup, until)
+        except UserError as error:
+            problems[name] = str(error)
+    if problems and not names:
+        raise UserError(next(iter(problems.values())))
+    for problem in problems.values():
+        say(f"left out: {problem}")
+    return Plan(planner.stages, names, next(iter(servers), None), problems)
+
+
+def _no_scale(experiment: Experiment, scale: str) -> str:
+    if reason := experiment.unsupported.get(scale):
+        return f"{experiment.name} has no --scale={scale}: {reason}."
+    scales = ", ".join(experiment.scales)
+    return f"{experiment.name} has no --scale={scale}; choose one of {scales}."
 
 
 def _check_names(
@@ -151,13 +172,14 @@ class _Planner:
     def add(self, experiment: str, setup: Setup, until: str | None) -> dict[str, pathlib.Path]:
         """Adds the stages of an experiment; returns their folders by name."""
         folders: dict[str, pathlib.Path] = {}
+        stages = []
         for name, stage in setup.stages.items():
-            planned = self._stage(f"{experiment}/{name}", name, stage, setup, folders)
-            planned = self.stages.setdefault(planned.folder, planned)
-            planned.experiments.append(experiment)
-            folders[name] = planned.folder
+            stages.append(self._stage(f"{experiment}/{name}", name, stage, setup, folders))
+            folders[name] = stages[-1].folder
             if name == until:
                 break
+        for stage in stages:  # only if all stages can be planned
+            self.stages.setdefault(stage.folder, stage).experiments.append(experiment)
         return folders
 
     def _stage(
@@ -253,16 +275,24 @@ def _code_of(words: Sequence[str], place: str, variables: Mapping[str, str]) -> 
     path = next((w.partition("=")[2] for w in words if w.startswith("--config=")), None)
     if path is None:
         raise UserError(f"{place}: the command needs --config=FILE.")
-    flags = [
+    flags = tuple(
         _NAME.sub(lambda match: variables.get(match[1]) or match[0], word)
         for word in words
         if word.startswith("--config.")
-    ]
+    )
+    if problem := _problem_of_config(script, path, flags):
+        raise UserError(f"{place}: {problem}")
+    return _code_of_config(path)
+
+
+@functools.cache
+def _problem_of_config(script: str, path: str, flags: tuple[str, ...]) -> str | None:
+    """Returns why a command's config cannot be loaded, or None."""
     try:
         config_files.load_config(str(ROOT / path), flags, _extend(script))
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
-    return _code_of_config(path)
+        return str(error)
+    return None
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import pytest
 from ml_collections import config_dict
 
 from cirag_jax.errors import UserError
-from experiments import paths, run
+from experiments import papers, paths, run
 from experiments.paths import declare, planning, running
 from experiments.paths.declare import Experiment, Setup, Stage
 from tests import tiny
@@ -42,6 +42,7 @@ def declared(monkeypatch):
             for name, stages in experiments.items()
         }
         monkeypatch.setattr(paths, "experiments", lambda: made)
+        monkeypatch.setattr(papers, "experiments", dict)
 
     return declare_experiments
 
@@ -283,11 +284,12 @@ def test_plan_identity_contains_config_values_and_code(monkeypatch, tmp_path):
 def test_run_killed_with_its_stage_resumes(tmp_path, signum):
     """Stops the runner during a stage, which must end too, because it holds its workdir."""
     script = (
-        "import sys; from experiments import paths, run; from experiments.paths.declare import *\n"
+        "import sys; from experiments import papers, paths, run\n"
+        "from experiments.paths.declare import *\n"
         f"stages = {{'first': Stage('{MADE_UP} --add=1'),\n"
         f"          'second': Stage('{MADE_UP} --wait --input={{first}}')}}\n"
         "made = Experiment('a', '', {'smoke': lambda: Setup(stages)})\n"
-        "paths.experiments = lambda: {'a': made}; sys.exit(run.main())"
+        "paths.experiments, papers.experiments = lambda: {'a': made}, dict; sys.exit(run.main())"
     )
     command = [sys.executable, "-c", script, f"--workdir={tmp_path}"]
     runner = subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.PIPE, text=True)
@@ -395,6 +397,7 @@ def test_submit_jobs_leave_results_for_collect(monkeypatch, tmp_path, capsys):
     }
     made = Experiment("a", "", {"smoke": lambda: Setup(stages)})
     monkeypatch.setattr(paths, "experiments", lambda: {"a": made})
+    monkeypatch.setattr(papers, "experiments", dict)
     flags = (f"--data={tmp_path / 'data'}",)
     execute(capsys, tmp_path / "w", "--slurm", *flags)
     _, result, _ = execute(capsys, tmp_path / "w", "--collect", *flags)

@@ -1,0 +1,155 @@
+"""KiRAG: Tables 1 to 7, 9 to 13 and 15, and Figures 3, 4 and 9 to 12."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.papers import benches
+from experiments.papers.answers import (
+    Answers,
+    Bench,
+    System,
+    declare,
+    metric_of,
+    plain,
+    score,
+    slug,
+    without_stages,
+)
+from experiments.paths import kirag
+from experiments.paths.declare import Reader
+
+KIRAG = System("KiRAG", "kirag:paper", trained={"rankers.aligner.model": "aligner"})
+_UNALIGNED = KIRAG.without("rankers.aligner.model")
+SYSTEMS = {
+    "RAG": System("RAG", "native_rag:kirag"),
+    "Vector-PRF": System("Vector-PRF", "vector_prf:paper"),
+    "FLARE": System("FLARE", "flare:paper"),
+    "DRAGIN": System("DRAGIN", "dragin:paper", ("retriever.kind=exact",)),
+    "IRCoT": System("IRCoT", "ircot:paper"),
+    "KiRAG-Doc": KIRAG.but("KiRAG-Doc", "kirag.units=passage"),
+    "KiRAG-Sent": KIRAG.but("KiRAG-Sent", "kirag.units=sentence"),
+    "KiRAG": KIRAG,
+    "KiRAG (Llama3)": KIRAG,
+    "KiRAG (Mistral)": KIRAG.but(
+        "KiRAG (Mistral)", models=("constructor.model=mistralai/Mistral-7B-Instruct-v0.2",)
+    ),
+    "KiRAG (Gemma2)": KIRAG.but(
+        "KiRAG (Gemma2)", models=("constructor.model=google/gemma-2-9b-it",)
+    ),
+    "KiRAG (online)": KIRAG.but("KiRAG (online)", "triples=online"),
+    "KiRAG w/o Retriever": dataclasses.replace(
+        KIRAG.but("w/o Retriever", "retriever.units=triple", "kirag.num_passages=20"),
+        trained={"rankers.aligner.model": "aligner", "encoder.model": "aligner"},
+    ),
+    "KiRAG w/o Aligner": _UNALIGNED.but("w/o Aligner", "kirag.use_aligner=false"),
+    "KiRAG w/o Constructor": KIRAG.but("w/o Constructor", "kirag.use_constructor=false"),
+    "KiRAG w/o Training": _UNALIGNED.but("w/o Training", "rankers.aligner.kind=bi_encoder"),
+    "E5": System("E5", "native_rag:paper", ("native_rag.units=triple",)),
+}
+_READERS = {
+    "Qwen2.5": ("reader.model=Qwen/Qwen2.5-7B-Instruct",),
+    "Flan-T5": ("reader.backend=transformers", "reader.model=google/flan-t5-xl"),
+}
+_OTHERS = "not implemented: a reader over the passages of the other systems"
+MISSING = {
+    "BeamDR": "not implemented: its trained encoder",
+    **{
+        f"{reader}, BeamDR": "not implemented: its trained encoder"
+        for reader in ("Qwen2.5", "Flan-T5", "TRACE")
+    },
+    **{f"TRACE, {row}": _OTHERS for row in SYSTEMS},
+}
+
+
+@functools.cache
+def smoke() -> Bench:
+    """Returns the tiny bench with triples in KiRAG's form."""
+    return benches.smoke("kirag")
+
+
+@functools.cache
+def paper() -> Bench:
+    """Returns the bench of section 4 and Appendix B."""
+    return benches.paper_of(kirag.paper, "intfloat/e5-large-v2", {"aligner": "{export}/model"})
+
+
+def row(name: str, axes: Mapping[str, Any]) -> System | None:
+    """Returns the system of a row, at the values of the axes."""
+    system = SYSTEMS.get(name)
+    for axis, field in (
+        ("steps", "max_steps"),
+        ("passages", "num_passages"),
+        ("candidates", "num_candidates"),
+    ):
+        if system is not None and axis in axes:
+            system = system.but(system.name, f"kirag.{field}={axes[axis]}")
+    return system
+
+
+def _reader(name: str, axes: Mapping[str, Any]) -> System | None:
+    """Table 11: a system with another reader."""
+    reader, _, name = name.partition(", ")
+    system = SYSTEMS.get(name)
+    if system is None or reader not in _READERS:
+        return None
+    return system.but(f"{name}, {reader}", models=_READERS[reader])
+
+
+def _five(name: str, axes: Mapping[str, Any]) -> System | None:
+    """Table 12: five passages for the reader."""
+    system = SYSTEMS.get(name)
+    if system is None:
+        return None
+    fields = {"flare": "num_passages", "dragin": "num_passages"}
+    return system.but(system.name, f"{system.method}.{fields.get(system.method, 'num_read')}=5")
+
+
+def _hop(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
+    """Figures 3 and 9: recall of the passage of a hop."""
+    return score(run, f"hop{axes['hop']}_recall@3")
+
+
+def _latency(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
+    """Figure 12: seconds of a question alone, and recall."""
+    run = slug(run)
+    seconds = axes["metric"] == "seconds"
+    return plain(run, "seconds_alone") if seconds else metric_of(name, run, axes)
+
+
+_SCORING = "--config.profile=kirag"
+_HOPS = "--config.metrics=hops"
+_BGE = {"encoder": "BGE"}
+_UNSEEN = {
+    "paper": "its questions need Wikipedia's 21 million passages, which no stage prepares",
+}
+EXPERIMENTS = [
+    *declare(
+        "kirag",
+        {
+            "table1": Answers(row),
+            "table2": Answers(row, scoring=_SCORING),
+            "table3": Answers(row),
+            "table4": Answers(row, scoring=_SCORING),
+            "table5": Answers(row, {"data": "two_wiki"}, scoring=_SCORING),
+            "table9": Answers(row, _BGE),
+            "table10": Answers(row, _BGE, scoring=_SCORING),
+            "table11": Answers(_reader, scoring=_SCORING),
+            "table12": Answers(_five, scoring=_SCORING),
+            "table13": Answers(row, scoring=_SCORING),
+            "table15": Answers(row),
+            "figure3": Answers(row, read=_hop, scoring=_HOPS),
+            "figure4": Answers(row),
+            "figure9": Answers(row, {"data": "musique"}, _hop, scoring=_HOPS),
+            "figure10": Answers(row),
+            "figure11": Answers(row),
+            "figure12": Answers(row, {"data": "hotpotqa"}, _latency, latency=4),
+        },
+        {"smoke": smoke, "paper": paper},
+        MISSING,
+        {"table3": _UNSEEN, "table13": _UNSEEN},
+    ),
+    without_stages("kirag", "table6", "stages prepare and extract count them; no cell reads them"),
+    without_stages("kirag", "table7", "stages chains and train count them; no cell reads them"),
+]
