@@ -6,6 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from cirag_jax import config_files
 from experiments.papers.answers import Bench, System, config_of, roles_of
 from experiments.paths import cirag, kirag
 from experiments.paths.declare import BENCHMARKS, GPU, Stage, benchmark_stages, served
@@ -110,10 +111,17 @@ def answer(system: System, settings: Any, more: Any = ()) -> str:
         merged[name] = value
     if merged.get("retriever.kind") == "bm25" or "retriever.units" in merged:
         merged.pop("retriever.folder", None)
+    # Without values of the preset, so that Figure 7's four steps are the run of Table 1.
+    preset_values = dict(config_files.leaves(config_of(system.config)))
+    merged = {n: value for n, value in merged.items() if value != _word(preset_values.get(n))}
     name, _, preset = system.config.partition(":")
     config = f"configs/methods/{name}.py{':' if preset else ''}{preset}"
     flags = " ".join(_quoted(f"--config.{n}={value}") for n, value in merged.items() if value)
     return f"launch/answer.py --config={config} {flags}"
+
+
+def _word(value: Any) -> str:
+    return f"{value}".lower() if isinstance(value, bool) else f"{value}"
 
 
 def _quoted(flag: str) -> str:
