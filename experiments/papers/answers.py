@@ -79,6 +79,7 @@ class Bench:
       variables, server: as in `Setup`.
       slurm: options of sbatch for the answers.
       judge: flags of the judge's language model, or "" without one.
+      models: the values of a column axis ``model`` that the bench fills; None is all of them.
     """
 
     stages: Mapping[str, Stage]
@@ -88,6 +89,7 @@ class Bench:
     server: str | None = None
     slurm: str = ""
     judge: str = ""
+    models: Sequence[str] | None = None
 
 
 @functools.cache
@@ -202,7 +204,11 @@ def _setup(own: Answers, table: Printed, bench: Bench) -> Setup:
     groups: dict[tuple[tuple[str, Any], ...], list[Column]] = {}
     for column in table.columns:
         axes = {**own.fixed, **table.axis_values(column)}
-        if axes["data"] in bench.data:
+        filled = bench.models is None or table.axis_values(column).get("model") in (
+            None,
+            *bench.models,
+        )
+        if filled and axes["data"] in bench.data:
             key = tuple((name, value) for name, value in axes.items() if name not in own.of_result)
             groups.setdefault(key, []).append(column)
     for key, columns in groups.items():
@@ -267,7 +273,7 @@ def timed_comparison(
             key, equals, value = word.removeprefix("--config.").partition("=")
             if not equals or not word.startswith("--config."):
                 continue
-            if key.startswith(("data.", "profile", "metrics", "recall_at")):
+            if key.startswith("data.") or key in ("model", "profile", "metrics", "recall_at"):
                 shared.append(word)
             else:
                 settings.append(f"{name}:{key}={value}")

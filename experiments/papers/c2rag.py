@@ -59,14 +59,14 @@ _CORRUPTED = {
 _FIELDS = {"gamma": "gamma", "m": "num_variants", "K_s": "num_structural", "K_t": "num_texts"}
 
 
-def _with_corruption(bench: Bench, data: str, triples: str, editor: str) -> Bench:
+def _with_corruption(bench: Bench, questions: str, triples: str, editor: str = "") -> Bench:
     """Adds the stages that corrupt MuSiQue's triples (Figure 3)."""
     stages = dict(bench.stages)
     for name, (kind, ratio) in _CORRUPTED.items():
         stages[slug(name)] = Stage(
-            f"launch/corrupt.py --config=configs/corrupt.py --config.data.dir={data} "
-            f"--config.data.split=dev --config.data.triples={triples} --config.kind={kind} "
-            f"--config.ratio={ratio} {editor}".strip()
+            f"launch/corrupt.py --config=configs/corrupt.py {questions} "
+            f"--config.data.triples={triples} --config.kind={kind} --config.ratio={ratio} "
+            f"{editor}".strip()
         )
     return dataclasses.replace(bench, stages=stages)
 
@@ -78,8 +78,16 @@ _TRIPLES = {name: f"{{{slug(name)}}}" for name in _CORRUPTED}
 def smoke() -> Bench:
     """Returns the tiny bench; rules corrupt the triples."""
     bench = benches.smoke("c2rag", trained=_TRIPLES)
-    limit = "--config.data.limit={questions}"
-    return _with_corruption(bench, "{corpus_musique}", "{extract_c2rag_musique}", limit)
+    questions = "--config.data.dir={corpus_musique} --config.data.split=dev "
+    questions += "--config.data.limit={questions}"
+    return _with_corruption(bench, questions, "{extract_c2rag_musique}")
+
+
+@functools.cache
+def small() -> Bench:
+    """Returns the bench of 1.5B parameters; rules corrupt the triples."""
+    bench = benches.small(_TRIPLES)
+    return _with_corruption(bench, benches.small_questions("musique"), "{extract_musique}")
 
 
 @functools.cache
@@ -89,8 +97,10 @@ def paper() -> Bench:
         c2rag.paper, "sentence-transformers/all-MiniLM-L6-v2", _TRIPLES, model="gpt-4o-mini"
     )
     editor = "--config.editor.kind=llm --config.editor.backend=openai "
-    editor += "--config.editor.model=gpt-4o-mini --config.data.limit=100"
-    return _with_corruption(bench, "{prepare_musique}", "{extract_musique}", editor)
+    editor += "--config.editor.model=gpt-4o-mini"
+    questions = "--config.data.dir={prepare_musique} --config.data.split=dev "
+    questions += "--config.data.limit=1000"
+    return _with_corruption(bench, questions, "{extract_musique}", editor)
 
 
 def row(name: str, axes: Mapping[str, Any]) -> System | None:
@@ -165,7 +175,7 @@ EXPERIMENTS = [
             "figure3c": Answers(row, _MUSIQUE, _unsupported, scoring=_HOPS),
             "figure4": Answers(_setting, _MUSIQUE),
         },
-        {"smoke": smoke, "paper": paper},
+        {"smoke": smoke, "small": small, "paper": paper},
         MISSING,
     ),
     without_stages("c2rag", "table4", "comparisons count the graphs; no cell reads them"),

@@ -169,7 +169,13 @@ EXPERIMENTS = declare(
         "figure7": Answers(row, _TWO_WIKI),
         "figure8": Answers(row, _MAIN),
     },
-    {"smoke": smoke, "paper": paper},
+    {"smoke": smoke, "small": benches.small, "paper": paper},
     MISSING,
-    {"table4": {"paper": "its questions need DPR's passages, which no stage prepares"}},
+    {
+        "table4": {
+            "small": "its questions have no passages at this scale",
+            "paper": "its questions need DPR's passages, which no stage prepares",
+        },
+        "table8": {"small": "100 training questions give too few trajectories"},
+    },
 )

@@ -65,6 +65,7 @@ def _queries(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
     return share(run, "histograms.queries", str(axes["queries"]))
 
 
+_NO_CORPUS = "no stage prepares passages for {}"
 _SCORING = "--config.profile=dualrag"
 _JUDGE = "--config.profile=dualrag --config.text=response"
 _BIG, _SMALL = {"model": "Qwen2.5-72B"}, {"model": "Qwen2.5-7B"}
@@ -81,11 +82,11 @@ EXPERIMENTS = [
             "figure3": Answers(row, {**_BIG, "data": "hotpotqa"}, _steps),
             "figure4": Answers(row, {**_SMALL, "data": "hotpotqa"}, _queries),
         },
-        {"smoke": smoke, "paper": paper},
+        {"smoke": smoke, "small": benches.small, "paper": paper},
         MISSING,
         {
-            "table5": {"paper": "no stage prepares a corpus for NQ and PopQA"},
-            "table6": {"paper": "no stage prepares a corpus for ASQA and ELI5"},
+            "table5": {scale: _NO_CORPUS.format("NQ and PopQA") for scale in ("small", "paper")},
+            "table6": {scale: _NO_CORPUS.format("ASQA and ELI5") for scale in ("small", "paper")},
         },
     ),
 ]

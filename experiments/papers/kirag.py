@@ -122,6 +122,7 @@ _SCORING = "--config.profile=kirag"
 _HOPS = "--config.metrics=hops"
 _BGE = {"encoder": "BGE"}
 _UNSEEN = {
+    "small": "its questions have no passages at this scale",
     "paper": "its questions need Wikipedia's 21 million passages, which no stage prepares",
 }
 EXPERIMENTS = [
@@ -146,7 +147,7 @@ EXPERIMENTS = [
             "figure11": Answers(row),
             "figure12": Answers(row, {"data": "hotpotqa"}, _latency, latency=4),
         },
-        {"smoke": smoke, "paper": paper},
+        {"smoke": smoke, "small": benches.small, "paper": paper},
         MISSING,
         {"table3": _UNSEEN, "table13": _UNSEEN},
     ),

@@ -135,6 +135,8 @@ def plan(
 
 
 def _no_scale(experiment: Experiment, scale: str) -> str:
+    if scale in experiment.scales:
+        return f"{experiment.name} has no --scale={scale}: this scale has none of its data sets."
     if reason := experiment.unsupported.get(scale):
         return f"{experiment.name} has no --scale={scale}: {reason}."
     scales = ", ".join(experiment.scales)
