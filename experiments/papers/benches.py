@@ -76,8 +76,10 @@ def smoke(dialect: str = "cirag", trained: Mapping[str, str] | None = None) -> B
         suffix = _SMOKE.get(axes["data"], "")
         config = config_of(system.config)
         settings = [f"data.dir={{corpus{suffix}}}", "data.split=dev", "data.limit={questions}"]
-        if "retriever" in config:
-            settings.append(f"retriever.folder={{index{suffix}}}/index")
+        if config.data.corpus != "per_question":  # The index has the passages of all questions.
+            settings.append("data.corpus=ircot_full")
+            if "retriever" in config:
+                settings.append(f"retriever.folder={{index{suffix}}}/index")
         if "encoder" in config:
             settings += [f"encoder.model={MINILM}", *_LENGTHS.replace("--config.", "").split()]
         if "triples" in config:
