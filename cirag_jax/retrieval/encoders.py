@@ -137,6 +137,8 @@ class CachedEncoder:
             if cached_ND.shape == (len(texts), self.dim) and cached_ND.dtype == np.float32:
                 check_finite(cached_ND, str(file))
                 self.truncated[kind] += int(read_object(count_file, optional=True).get("cut", 0))
+                if isinstance(self._encoder, MemoizingEncoder):
+                    self._encoder.remember(texts, cached_ND, kind)
                 return cached_ND
         before = self.truncated[kind]
         vectors_ND = self._encoder.encode(texts, kind, progress)
@@ -191,15 +193,27 @@ class MemoizingEncoder:
         if len(distinct) > _MAX_TEXTS:
             self.embedded += len(distinct)
             return self._encoder.encode(texts, kind, progress)
+        new, store = self._unknown(distinct, kind)
+        if new:
+            self.embedded += len(new)
+            store.add(new, self._encoder.encode(new, kind, progress))
+        return store.vectors_ND[[store.row[text] for text in texts]]
+
+    def remember(self, texts: Sequence[str], vectors_ND: np.ndarray, kind: Role) -> None:
+        """Keeps vectors that were embedded earlier."""
+        row_of = {text: row for row, text in enumerate(texts)}
+        if len(row_of) <= _MAX_TEXTS:
+            new, store = self._unknown(list(row_of), kind)
+            store.add(new, vectors_ND[[row_of[text] for text in new]])
+
+    def _unknown(self, distinct: list[str], kind: Role) -> tuple[list[str], "_VectorStore"]:
+        """Returns the texts without a vector, and the store, which has room for them."""
         store = self._stores[kind]
         new = [text for text in distinct if text not in store.row]
         if len(store.row) + len(new) > _MAX_TEXTS:
             store = self._stores[kind] = _VectorStore(self.dim)
             new = distinct
-        if new:
-            self.embedded += len(new)
-            store.add(new, self._encoder.encode(new, kind, progress))
-        return store.vectors_ND[[store.row[text] for text in texts]]
+        return new, store
 
 
 class _VectorStore:

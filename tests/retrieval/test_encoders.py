@@ -309,6 +309,15 @@ def test_cached_encoder_keeps_the_number_of_cut_texts(model, tmp_path):
     assert plain.truncated["passage"] == 0  # The vectors came from the cache.
 
 
+def test_texts_of_a_cached_list_are_not_embedded_again(model, tmp_path):
+    plain = open_encoder_for(_config(model))
+    encoders.CachedEncoder(plain, tmp_path).encode(_TEXTS)
+    memo = MemoizingEncoder(plain)
+    encoders.CachedEncoder(memo, tmp_path).encode(_TEXTS)
+    np.testing.assert_array_equal(memo.encode(_TEXTS[1:]), plain.encode(_TEXTS)[1:])
+    assert memo.embedded == 0
+
+
 def test_cached_encoder_keeps_roles_apart(model, tmp_path):
     plain = open_encoder_for(_config(model, instructions={"triple": "saint "}))
     for _ in range(2):
