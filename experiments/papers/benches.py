@@ -14,6 +14,7 @@ from experiments.paths.declare import (
     BENCHMARKS,
     GPU,
     SMALL_DEV,
+    SMALL_EXTRACT,
     SMALL_FOLDER,
     SMALL_VARIABLES,
     Stage,
@@ -168,8 +169,7 @@ def small(trained: Mapping[str, str] | None = None) -> Bench:
     stages = {**cirag.small().stages, **renamed(kirag.small().stages, "_kirag")}
     for data in _FOLDERS:
         stages[f"extract_{data}"] = Stage(
-            "launch/extract.py --config=configs/extract.py:small "
-            f"--config.data.corpus=selected_questions {small_questions(data)}"
+            f"{SMALL_EXTRACT} --config.data.corpus=selected_questions {small_questions(data)}"
         )
 
     def command(system: System, axes: Mapping[str, Any]) -> str:
