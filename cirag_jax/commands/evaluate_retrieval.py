@@ -23,7 +23,7 @@ from cirag_jax.io import say, write_lines
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.settings import Ranking
 from cirag_jax.models.io.workdir import trained_units, training_ids
-from cirag_jax.reports.tables import write_report
+from cirag_jax.reports.tables import LEADING, write_report
 from cirag_jax.retrieval.encoders import Encoder, report_truncated
 from cirag_jax.retrieval.graph import GraphOptions
 from cirag_jax.retrieval.links import WalkOptions
@@ -36,7 +36,6 @@ SYSTEMS = (
     "linked", "trained", "frozen", "one_shot_trained", "one_shot_frozen", "bm25",
     "links", "links_one_shot_frozen", "links_trained", "graph_frozen",
 )  # fmt: skip
-_LEADING = ("linked", "trained")  # systems that are compared with all others
 
 
 def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     embeds = {name: aligners.embeds[name] for name in rankings.runs}
     result: dict[str, Any] = {
         **_means(scores, slice(None)),
-        "differences": evaluation.leads(config, ratios, _LEADING),
+        "differences": evaluation.leads(config, ratios, LEADING),
         "stops": _stops(config, problem, aligners, rankings, systems),
         "per_hop": _by_group(scores, [question.hops for question in problem.questions]),
         "per_fold": _by_group(scores, [question.fold for question in problem.questions]),

@@ -21,6 +21,7 @@ NAMES = {
     "linked": "aligner and links, trained",
     "links_trained": "links from iterative, trained",
 }
+LEADING = ("linked", "trained", "links")  # Systems that are compared with all others.
 
 
 # The definition of recall@K in captions. Other projects count a question as 1 if any or if all gold
@@ -46,7 +47,8 @@ def table_of(result: Mapping[str, Any]) -> str:
     """Returns a table of each system's scores in per cent, overall and per fold.
 
     Of the other scores, only complete@K for the main K and nDCG@K for the largest K are columns.
-    The table also shows the main system's lead over each other system, with 95 % intervals.
+    The table also shows the lead of the main system, the first of `LEADING`, over each other
+    system, with 95 % intervals.
     """
     ks, main_k = _ks(result), _main_k(result)
     first = _main_system(result)
@@ -56,7 +58,7 @@ def table_of(result: Mapping[str, Any]) -> str:
         *(f"R@{k}" for k in ks),
         f"all@{main_k}",
         f"nDCG@{ks[-1]}",
-        f"lead of {first} in R@{main_k}",
+        *([f"lead of {first} in R@{main_k}"] if first else []),
         *(f"R@{main_k}, {recalls['num_questions']} {fold}" for fold, recalls in folds.items()),
     ]
     rows = []
@@ -65,7 +67,7 @@ def table_of(result: Mapping[str, Any]) -> str:
         scores = [f"{100 * result[system][name]:.1f}" for name in columns]
         difference = result["differences"].get(f"{first}-{system}", {}).get(f"recall@{main_k}")
         of_folds = [f"{100 * fold[system][f'recall@{main_k}']:.1f}" for fold in folds.values()]
-        rows.append([name, *scores, lead(difference), *of_folds])
+        rows.append([name, *scores, *([lead(difference)] if first else []), *of_folds])
     settings = result["settings"]
     caption = (
         f"{result['num_questions']} questions over {result['num_passages']} passages of "
@@ -86,7 +88,7 @@ def _stops_table(result: Mapping[str, Any]) -> str:
         for scores in result["stops"]
     ]
     caption = (
-        f"{NAMES[_main_system(result)]}, without passages whose probability of being needed is "
+        f"{NAMES['linked']}, without passages whose probability of being needed is "
         "below a threshold; the other passages are compared with the gold passages; recall: share "
         "of the gold passages among them"
     )
@@ -94,8 +96,8 @@ def _stops_table(result: Mapping[str, Any]) -> str:
 
 
 def _main_system(result: Mapping[str, Any]) -> str:
-    """Returns the system that is compared with the others and may have stopping thresholds."""
-    return "linked" if "linked" in result else "trained"
+    """Returns the system whose leads are shown, "" if there is none."""
+    return next((system for system in LEADING if system in result), "")
 
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
@@ -221,7 +223,7 @@ def _draw(result: Mapping[str, Any]) -> Any:
             [scores["read"] for scores in stops],
             [100 * scores["recall"] for scores in stops],
             "k.-",
-            label=f"{NAMES[_main_system(result)]}, stopping",
+            label=f"{NAMES['linked']}, stopping",
         )
     axes.set_xticks(ks)
     axes.set_xlabel("K passages")

@@ -184,17 +184,22 @@ def write_tevatron(dataset: Dataset, folder: Path) -> None:
 
 
 def write_triplets(dataset: Dataset, folder: Path) -> None:
-    """Writes a file per split, with a row for each pair of a positive and a negative passage."""
+    """Writes a file per split, with a row for each pair of a positive and a negative passage.
+
+    If no question of a split has negatives, its rows are pairs of an anchor and a positive.
+    """
 
     def text(passage: Passage) -> str:
         return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
     for split, rows in _rows(dataset).items():
+        has_negatives = any(row.negatives for row in rows)
         lines = (
-            {"anchor": row.question.question, "positive": text(p), "negative": text(n)}
+            {"anchor": row.question.question, "positive": text(p)}
+            | ({"negative": text(n)} if n else {})
             for row in rows
             for p in row.positives
-            for n in row.negatives
+            for n in (row.negatives if has_negatives else [None])
         )
         write_lines(folder / f"{split}.jsonl", lines)
 

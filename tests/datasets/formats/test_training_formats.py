@@ -8,6 +8,7 @@ import pytest
 
 from cirag_jax.datasets import chains, export, formats
 from cirag_jax.errors import UserError
+from cirag_jax.types import Dataset, Passage, Question
 from tests.datasets.formats import writing
 
 
@@ -109,6 +110,17 @@ def test_triplets_round_trip(tmp_path):
     titles = [back.corpus[name].title for name in question.supporting or ()]
     assert titles == ["Skerry Light", "Osk"]
     assert len(question.context or ()) == 4 and len(question.supporting or ()) == 2
+
+
+def test_triplets_without_negatives_are_pairs(tmp_path):
+    passages = {name: Passage(name, "", name.upper()) for name in ("one", "two")}
+    question = Question("q", "Who?", ("a",), supporting=tuple(passages), context=tuple(passages))
+    formats.write("sentence_transformers", Dataset("d", (question,), passages, {}), tmp_path)
+    rows = (tmp_path / "train.jsonl").read_text().splitlines()
+    pairs = [{"anchor": "Who?", "positive": text} for text in ("ONE", "TWO")]
+    assert [json.loads(row) for row in rows] == pairs
+    (back,) = formats.read(tmp_path).questions
+    assert len(back.supporting or ()) == 2
 
 
 def test_triplets_columns_and_bad_rows(tmp_path):
