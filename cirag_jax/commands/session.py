@@ -53,7 +53,7 @@ class Cirag(Closing):
 
     def __init__(self, config: Any, documents: str | os.PathLike[str] | Iterable[str]):
         """Use `open` instead, unless you have a locked config of configs/methods."""
-        _check_process()
+        check_process()
         self._program = find_method(config.method).program
         task.fill_in(config, own_documents=True)
         self._settings = task.method_settings(config)
@@ -64,7 +64,7 @@ class Cirag(Closing):
         if isinstance(documents, (str, os.PathLike)):
             dataset = documents_lib.read_documents(os.fsdecode(documents))
         else:
-            dataset = documents_lib.from_texts(_listed(documents, "documents", "a path or a list"))
+            dataset = documents_lib.from_texts(listed(documents, "documents", "a path or a list"))
         corpus = build_corpus(dataset, (), WHOLE)
         self._passages = dataset.corpus
         self._own_prompts = task.read_prompts(config, self._settings)
@@ -76,8 +76,7 @@ class Cirag(Closing):
         ) -> dict[type | str, Handler]:
             return opening.open_handlers(config, empty_task, journal, stack, rows=config.in_flight)
 
-        global _process
-        _process = os.getpid()
+        enter_process()
         with contextlib.ExitStack() as stack:
             runner = Runner(MEMORY, {}, open_handlers, in_flight=config.in_flight)
             self._runner = stack.enter_context(runner)
@@ -120,8 +119,8 @@ class Cirag(Closing):
         """Answers questions concurrently, which is faster than one by one."""
         if self._is_closed:
             raise UserError("the models are closed; open them again with Cirag.open.")
-        _check_process()
-        parsed = [own_question(text) for text in _listed(questions, "questions", "a list")]
+        check_process()
+        parsed = [own_question(text) for text in listed(questions, "questions", "a list")]
         jobs = {q.id: self._job(q) for q in parsed}
         if not self._runner.run(jobs.values()):
             raise UserError("the budget of a model is spent.")
@@ -147,21 +146,32 @@ class Cirag(Closing):
 
     def close(self) -> None:
         """Frees the models."""
-        if not self._is_closed and os.getpid() == _process:  # elsewhere, it would hang
+        if not self._is_closed and is_own_process():  # elsewhere, it would hang
             self._runner.close()
         self._is_closed = True
 
 
-def _check_process() -> None:
+def check_process() -> None:
     """Raises UserError in a process that was forked after models were opened."""
     if _process not in (None, os.getpid()):
         raise UserError(
             "the models were opened before os.fork(), and JAX hangs in the new process; start it "
-            "with multiprocessing.get_context('spawn') and call Cirag.open there."
+            "with multiprocessing.get_context('spawn') and open the models there."
         )
 
 
-def _listed(values: Iterable[str], name: str, expected: str) -> list[str]:
+def enter_process() -> None:
+    """Records that this process opens models."""
+    global _process
+    _process = os.getpid()
+
+
+def is_own_process() -> bool:
+    """Returns whether this process has opened models."""
+    return os.getpid() == _process
+
+
+def listed(values: Iterable[str], name: str, expected: str) -> list[str]:
     """Returns the items of a list; a set has no order, and a string would be cut into letters."""
     if isinstance(values, str | bytes | bytearray | Mapping | Set) or not isinstance(
         values, Iterable
