@@ -44,9 +44,9 @@ class Retriever(Closing):
         self._passages = build_corpus(dataset, (), WHOLE).passages
         session.enter_process()
         self._lock = threading.Lock()
-        self._encoder = (
-            None if config.retriever.kind == "bm25" else open_encoder_for(config.encoder)
-        )
+        self._encoder: Encoder | None = None
+        if config.retriever.kind != "bm25":
+            self._encoder = open_encoder_for(config.encoder)
         encoder = None if self._encoder is None else with_disk_cache(self._encoder)
         self._walk: LinkWalk | None = None
         if follow_links:
@@ -114,15 +114,13 @@ class Retriever(Closing):
 
     def search(self, queries: Iterable[str], k: int = 10) -> list[list[Result]]:
         """Returns at most k results for each query, best first."""
-        texts = [
-            session.own_question(text).question
-            for text in session.listed(queries, "queries", "a list")
-        ]
+        texts = session.listed(queries, "queries", "a list")
+        texts = [session.own_question(text).question for text in texts]
         check_value("k", k, PositiveInt)
         k = min(k, len(self._passages))
-        self._check_open()
+        session.check_process()  # before the lock, which a fork may have copied while it was held
         with self._lock:
-            self._check_open()  # Another thread may have closed it.
+            self._check_open()
             if not texts:
                 return []
             row_QK, score_QK = self._index.search(texts, k)
@@ -181,19 +179,16 @@ class Retriever(Closing):
 
     def sentence_model(self) -> "SentenceModel":
         """Returns the encoder as sentence-transformers' evaluators call one."""
-        if self._encoder is None:
-            raise UserError("a search with BM25 has no encoder; use Retriever.run instead.")
         return SentenceModel(self)
 
     def encode(self, texts: Sequence[str], kind: Role = "passage") -> np.ndarray:
         """Returns unit-length vectors, float32 [N, D]; ``kind`` is query or passage."""
-        self._check_open()
+        session.check_process()
         with self._lock:
             self._check_open()
-            encoder: Encoder | None = self._encoder
-            if encoder is None:
-                raise UserError("a search with BM25 has no encoder.")
-            return encoder.encode(texts, kind)
+            if self._encoder is None:
+                raise UserError("a search with BM25 has no encoder; use Retriever.run instead.")
+            return self._encoder.encode(texts, kind)
 
     def close(self) -> None:
         """Frees the models."""
@@ -204,7 +199,6 @@ class Retriever(Closing):
                 self._encoder = self._index = self._walk = None
 
     def _check_open(self) -> None:
-        session.check_process()
         if self._index is None:
             raise UserError("the retriever is closed; open it again with Retriever.open.")
 
