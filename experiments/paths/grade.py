@@ -2,7 +2,7 @@
 
 from experiments.paths.declare import GPU, Experiment, Setup, Stage, runs_flag, served
 
-_ROWS = {
+ROWS = {
     "NativeRAG": "answer_native_rag",
     "multi-step": "answer_multi_step",
     "decomposition": "answer_decomposition",
@@ -16,7 +16,7 @@ def _stages(
     # All chunks of all articles are searched.
     common = f"--config.data.dir={{questions}} --config.data.corpus=ircot_full {encoder} {reader}"
     stages = {"questions": Stage(f"{generate} {encoder}", slurm=slurm)}
-    for stage in _ROWS.values():
+    for stage in ROWS.values():
         method = stage.removeprefix("answer_")
         row = ":grade" if (method, preset) == ("native_rag", ":paper") else preset
         config = f"launch/answer.py --config=configs/methods/{method}.py{row}"
@@ -24,11 +24,11 @@ def _stages(
         stages[stage] = Stage(f"{config} {common}{more}", slurm=slurm)
     stages["judge"] = Stage(
         "launch/evaluate.py --config=configs/judge.py --config.judge.rubric=grade "
-        f"{runs_flag(_ROWS)} {judge}"
+        f"{runs_flag(ROWS)} {judge}"
     )
     stages["table"] = Stage(
         "launch/evaluate.py --config=configs/difficulty.py "
-        f"{runs_flag(_ROWS)} --config.judgements={{judge}} {encoder}"
+        f"{runs_flag(ROWS)} --config.judgements={{judge}} {encoder}"
     )
     return stages
 

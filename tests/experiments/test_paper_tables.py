@@ -154,8 +154,8 @@ def test_failing_experiment_is_named_and_others_finish(declared, tmp_path, capsy
 
 
 def test_unsupported_scale_states_the_reason(capsys, tmp_path):
-    assert run.main(["--only=grade_table1", f"--workdir={tmp_path}"]) == 2
-    assert "grade_table1 has no --scale=smoke: no stages make its three domains" in (
+    assert run.main(["--only=grade_table9", "--scale=small", f"--workdir={tmp_path}"]) == 2
+    assert "grade_table9 has no --scale=small: no data set stands in for its domain" in (
         capsys.readouterr().err
     )
 
