@@ -17,6 +17,15 @@ PAPERS = {
     "grade": "GRADE",
 }
 
+# Values of axes -> how tables and figures show them.
+TITLES = {
+    "two_wiki": "2Wiki", "hotpotqa": "HotpotQA", "musique": "MuSiQue", "bamboogle": "Bamboogle",
+    "dpr_nq": "NQ", "nq_open": "NQ", "dpr_web_questions": "WebQ", "popqa": "PopQA",
+    "asqa": "ASQA", "eli5": "ELI5", "f1": "F1", "em": "EM", "acc": "Acc", "acc_judge": "Acc†",
+    "recall@2": "R@2", "recall@3": "R@3", "recall@5": "R@5", "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+}  # fmt: skip
+
 Column = tuple[Any, ...]  # one value of each axis
 
 

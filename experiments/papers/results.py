@@ -6,7 +6,8 @@ from typing import Any
 
 from cirag_jax.io import read_object, write_json, write_text
 from cirag_jax.reports.tables import markdown
-from experiments.papers.printed import PAPERS, Column, Printed
+from experiments.papers import drawings
+from experiments.papers.printed import PAPERS, TITLES, Column, Printed
 from experiments.paths.declare import Cell, Experiment, Measured
 from experiments.paths.planning import ROOT, Plan
 from experiments.paths.running import read_result
@@ -14,13 +15,6 @@ from experiments.paths.running import read_result
 FOLDER = ROOT / "experiments" / "results"
 PAGE = ROOT / "docs" / "reproduction.md"
 NOT_RUN = "not run"
-_TITLES = {
-    "two_wiki": "2Wiki", "hotpotqa": "HotpotQA", "musique": "MuSiQue", "bamboogle": "Bamboogle",
-    "dpr_nq": "NQ", "nq_open": "NQ", "dpr_web_questions": "WebQ", "popqa": "PopQA",
-    "asqa": "ASQA", "eli5": "ELI5", "f1": "F1", "em": "EM", "acc": "Acc", "acc_judge": "Acc†",
-    "recall@2": "R@2", "recall@3": "R@3", "recall@5": "R@5", "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-}  # fmt: skip
 _MOST_COLUMNS = 12  # A wider table is split by its first axis.
 _INTRO = """# Reproduction
 
@@ -127,7 +121,7 @@ def state(experiment: Experiment, folder: pathlib.Path) -> str:
 
 
 def write_page(experiments: Iterable[Experiment], folder: pathlib.Path, page: pathlib.Path) -> None:
-    """Writes the page of all tables from the JSON files in a folder."""
+    """Writes the page of all tables, and the figures, from the JSON files in a folder."""
     parts, paper = [_INTRO], ""
     for experiment in experiments:
         table = experiment.table
@@ -136,7 +130,10 @@ def write_page(experiments: Iterable[Experiment], folder: pathlib.Path, page: pa
             paper = table.paper
             parts.append(f"## {PAPERS[paper]}")
         path = folder / f"{experiment.name}.json"
-        parts += _section(experiment, table, read_object(path) if path.is_file() else None)
+        result = read_object(path) if path.is_file() else None
+        parts += _section(experiment, table, result)
+        if result and drawings.draw(table, result["cells"], page.parent / "images"):
+            parts.append(f"![{table.title}](images/{experiment.name}.png)")
     write_text(page, ["\n\n".join(parts), "\n"])
 
 
@@ -181,7 +178,7 @@ def _rows(table: Printed, measured: Mapping[Any, Mapping[str, Any]]) -> list[lis
     )
     return [
         [
-            ["", *(" ".join(_TITLES.get(v, f"{v}") for v in column) for column in group)],
+            ["", *(" ".join(TITLES.get(v, f"{v}") for v in column) for column in group)],
             *(
                 [row, *(_text(table, row, column, measured) for column in group)]
                 for row in table.rows

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments import papers, paths, run
-from experiments.papers import printed, results
+from experiments.papers import drawings, grade, printed, results
 from experiments.papers.answers import interval_of, needed, share
 from experiments.paths import planning
 from experiments.paths.declare import SCALES, Cell, Experiment, Measured, Setup, Stage
@@ -174,3 +174,152 @@ def test_readers_of_undefined_scores_return_the_reason():
     assert interval_of({"value": 0.5, "low": 0.25, "high": 0.75}, 4)[:4] == (50, 25, 75, 4)
     result = {"num_questions": 4, "systems": {"x": {"granularities": {"triple": 3, "passage": 1}}}}
     assert share("x", "granularities", "triple")(result).value == 75
+
+
+def test_grade_places_are_read_from_rows():
+    place = grade.place_of("Sports, o1-mini, 2-hop", {"quartile": "Q1"}, {})
+    assert (place["domain"], place["model"], place["hops"]) == ("Sports", "o1-mini", "2-hop")
+    chunks = grade.place_of("64-128 tokens, 25 overlap, 5-hop", {}, {"domain": "Health"})
+    assert (chunks["chunks"][:6], chunks["hops"], chunks["domain"]) == ("64-128", "5-hop", "Health")
+    aggregates = [grade.place_of(f"Sports, {n}", {}, {})["aggregate"] for n in ("Mean", "Min")]
+    assert aggregates == ["Mean", "Min"]
+    assert grade.place_of("Sports, Power Mean", {}, {})["aggregate"] == "Power Mean"
+
+
+def test_grade_cells_are_read_from_a_difficulty_matrix():
+    def rate(value):
+        return {"value": value, "low": value - 0.1, "high": value + 0.2, "num_questions": 7}
+
+    undefined = {"value": None, "reason": "fewer than 3 points (2)"}
+    correlations = {"bins": {"2": {"value": 0.9}, "3": undefined}, "mean": {"value": 0.8}}
+    system = {
+        "matrix": {"2": [rate(0.1), rate(0.2), rate(0.3), rate(0.4)]},
+        "by_hops": {"2": rate(0.25)},
+        "correlations": {"min": correlations, "mean": {"mean": {"value": 0.5}}},
+    }
+    hops = {"2": {"num_questions": 28}, "3": {"num_questions": 2}}
+    result = {"num_questions": 30, "hops": hops, "systems": {"native_rag": system}}
+
+    def read(reader, row, **axes):
+        return reader(grade.place_of(row, axes, {}))(result)
+
+    third = read(grade.error, "Sports, 2-hop", quartile="Q3")
+    assert third == Measured(0.3, pytest.approx(0.2), 0.5, 7)
+    right = read(grade.accuracy, "Sports", hops="2-hop")
+    assert right == Measured(0.75, 0.55, 0.85, 7)
+    none = Measured(None, count=0, reason="no 4-hop questions")
+    assert read(grade.error, "4-hop", quartile="Q1") == none
+    assert read(grade.correlation, "2-hop") == Measured(0.9, count=28)
+    assert read(grade.correlation, "3-hop").reason == "fewer than 3 points (2)"
+    assert read(grade.correlation, "Average").value == 0.8
+    assert read(grade.correlation, "Health, Mean").value == 0.5
+    shares = {"exact": 1.0, "context": 2.0, "either": 3.0}
+    generated = {"needs_link": {"2": shares}, "hops": {"2": 9}}
+    place = grade.place_of("2-hop", {"kind": "contextual", "domain": "Health"}, {})
+    assert grade.links(place)(generated) == Measured(2.0, count=9)
+
+
+def test_grade_smoke_shares_runs_with_its_path(tmp_path):
+    chosen = [paths.experiments()["grade_path"], *grade.EXPERIMENTS]
+    plan = planning.plan(chosen, "smoke", tmp_path, None, {}, dry_run=True)
+    both = {"grade_path", "grade_table7"}
+    shared = {stage.name for stage in plan.stages.values() if both <= {*stage.experiments}}
+    assert shared == {"files", "questions", "answer_multi_step"}
+    # one run of each system, and NativeRAG with two other chunks
+    assert sum(stage.program == "answer" for stage in plan.stages.values()) == 5
+
+
+def cells_for(table, value=None):
+    """Returns made-up cells; some of them were not run."""
+    cells = []
+    for number, row in enumerate(table.rows):
+        for place, column in enumerate(table.columns):
+            own = value if value is not None else 0.1 + 0.02 * (number + place) % 0.8
+            measured = number < 3 or "quartile" in table.axes
+            score = {"value": own, "low": own - 0.05, "high": own + 0.1, "count": 7}
+            cells.append({"row": row, "column": table.axis_values(column), **score})
+            if not measured:
+                cells[-1]["value"] = None
+    return cells
+
+
+FIGURES = [
+    table
+    for paper in printed.PAPERS
+    for table in printed.tables(paper).values()
+    if table.name.startswith("figure")
+]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Keeps the figures instead of writing them."""
+    kept = {}
+
+    def save(figure, folder, name):
+        kept[name] = figure
+
+    monkeypatch.setattr(drawings.figures, "save", save)
+    yield kept
+    for figure in kept.values():
+        drawings.figures.pyplot().close(figure)
+
+
+def test_every_figure_is_drawn_with_what_is_better(drawn, tmp_path):
+    for table in FIGURES:
+        assert drawings.draw(table, cells_for(table), tmp_path), table.name
+    assert len(drawn) == len(FIGURES) == 20
+    titles = {name: figure.get_suptitle() for name, figure in drawn.items()}
+    assert titles["cirag_figure6"] == "Latency and F1 on 2WikiMultihopQA: upper left is better"
+    assert titles["c2rag_figure3c"].endswith(": lower is better")
+    assert titles["kirag_figure4"].endswith(": higher is better")
+    panels = {name: [axes.get_title() for axes in f.axes] for name, f in drawn.items()}
+    assert panels["cirag_figure7"] == ["F1", "EM"]
+    assert panels["c2rag_figure4"] == ["gamma EM", "m EM", "K_s EM"]  # K_t was not run
+    ticks = [tick.get_text() for tick in drawn["c2rag_figure4"].axes[0].get_xticklabels()]
+    assert ticks == ["0.5", "1", "1.5", "2", "2.5"]
+
+
+def test_figures_show_only_measured_values(drawn, tmp_path):
+    table = printed.tables("cirag")["figure7"]
+    cells = cells_for(table)
+    cells[1]["value"] = None  # EM of CIRAG with one step
+    assert drawings.draw(table, cells, tmp_path)
+    f1, em = drawn["cirag_figure7"].axes
+    assert [text.get_text() for text in f1.get_legend().get_texts()] == ["CIRAG", "KiRAG", "IRCOT"]
+    curve, _, (bars,) = em.containers[0]
+    assert list(curve.get_xdata()) == [1, 2, 3, 4, 5]
+    value = curve.get_ydata()[0]
+    assert bars.get_segments()[0][:, 1] == pytest.approx([value - 0.05, value + 0.1])
+
+
+def test_stacked_bars_add_up(drawn, tmp_path):
+    table = printed.tables("cirag")["figure3"]
+    assert drawings.draw(table, cells_for(table, 20.0), tmp_path)
+    bars = drawn["cirag_figure3"].axes[0].patches
+    assert [bar.get_y() for bar in bars] == [0, 0, 20, 20, 40, 40, 60, 60]
+    assert [bar.get_height() for bar in bars] == [20] * 6 + [0] * 2  # default was not run
+
+
+def test_nothing_is_drawn_without_values(tmp_path):
+    for table in FIGURES:
+        cells = [{**cell, "value": None} for cell in cells_for(table)]
+        assert not drawings.draw(table, cells, tmp_path)
+    table = printed.tables("cirag")["table1"]
+    assert not drawings.draw(table, cells_for(table), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_page_shows_the_figures_that_were_run(declared, tmp_path):
+    table = printed.tables("cirag")["figure3"]
+    declared(Experiment("cirag_figure3", table.title, {}, table))
+    result = {"scale": "small", "commits": ["a" * 9], "machines": ["m"]}
+    cells = [
+        {**cell, "reason": "", "state": "measured", "difference": None}
+        for cell in cells_for(table, 20.0)
+    ]
+    (tmp_path / "cirag_figure3.json").write_text(json.dumps({**result, "cells": cells}))
+    results.write_page(papers.experiments().values(), tmp_path, tmp_path / "page.md")
+    assert "(images/cirag_figure3.png)" in (tmp_path / "page.md").read_text()
+    files = sorted(file.name for file in (tmp_path / "images").iterdir())
+    assert files == ["cirag_figure3.png", "cirag_figure3.svg"]
