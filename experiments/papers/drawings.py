@@ -23,6 +23,7 @@ _SHARES = ("iterations", "queries")
 _GRANULARITIES = ("triple", "sentence", "passage", "default")
 # Figures of errors; in the others, except for shares, higher is better.
 _ERRORS = {"c2rag_figure3c", "grade_figure3", "grade_figure4"}
+_PANELS = 3  # in a row
 _PANEL, _HEIGHT = 4.2, 3.6  # inches
 
 
@@ -74,7 +75,7 @@ def draw(table: Printed, cells: Iterable[Mapping[str, Any]], folder: pathlib.Pat
             better = "further left is cheaper"
     if figure is None:
         return False
-    figure.suptitle(f"{figures.plain(table.title)}: {better}")
+    figure.suptitle(f"{figures.plain(table.title)}\n({better})")
     folder.mkdir(parents=True, exist_ok=True)
     figures.save(figure, folder, name)
     return True
@@ -102,11 +103,16 @@ def _panels(table: Printed, values: Values, axis: str) -> Iterator[_Panel]:
             yield _Panel(_title(rest), ticks, lines)
 
 
-def _axes(count: int) -> tuple[Any, Any]:
-    return figures.pyplot().subplots(
-        1, count, squeeze=False, layout="constrained",
-        figsize=(_PANEL * count + 1.6, _HEIGHT),
+def _axes(count: int) -> tuple[Any, list[Any]]:
+    """Returns a figure with rows of at most three panels, and the panels."""
+    rows, columns = -(-count // _PANELS), min(count, _PANELS)
+    figure, axes = figures.pyplot().subplots(
+        rows, columns, squeeze=False, layout="constrained",
+        figsize=(_PANEL * columns + 1.6, _HEIGHT * rows + 0.4),
     )  # fmt: skip
+    for unused in axes.flat[count:]:
+        unused.remove()
+    return figure, list(axes.flat[:count])
 
 
 def _distances(cells: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
@@ -116,10 +122,15 @@ def _distances(cells: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
     return np.array([[c["value"] - c["low"], c["high"] - c["value"]] for c in cells]).T.clip(0)
 
 
+def _names(panels: Sequence[_Panel]) -> list[str]:
+    """Returns the systems, each of which has one color in all panels."""
+    return list(dict.fromkeys(name for panel in panels for name in panel.lines))
+
+
 def _curves(panels: Sequence[_Panel], label: str) -> Any:
     figure, axes = _axes(len(panels))
-    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    for own, panel in zip(axes[0], panels, strict=True):
+    names = _names(panels)
+    for own, panel in zip(axes, panels, strict=True):
         for name, cells in panel.lines.items():
             drawn = [(x, cell) for x, cell in enumerate(cells) if cell is not None]
             own.errorbar(
@@ -131,12 +142,14 @@ def _curves(panels: Sequence[_Panel], label: str) -> Any:
                 **figures.style(names.index(name)),
             )
         _label(own, panel, label)
+    _add_legend(axes, panels)
     return figure
 
 
 def _bars(panels: Sequence[_Panel]) -> Any:
     figure, axes = _axes(len(panels))
-    for own, panel in zip(axes[0], panels, strict=True):
+    names = _names(panels)
+    for own, panel in zip(axes, panels, strict=True):
         width = 0.8 / len(panel.lines)
         for number, (name, cells) in enumerate(panel.lines.items()):
             drawn = [(x, cell) for x, cell in enumerate(cells) if cell is not None]
@@ -147,9 +160,10 @@ def _bars(panels: Sequence[_Panel]) -> Any:
                 yerr=_distances([cell for _, cell in drawn]),
                 capsize=2,
                 label=figures.plain(name),
-                color=figures.COLORS[number % len(figures.COLORS)],
+                color=figures.style(names.index(name))["color"],
             )
         _label(own, panel, "")
+    _add_legend(axes, panels)
     return figure
 
 
@@ -157,8 +171,13 @@ def _label(axes: Any, panel: _Panel, label: str) -> None:
     axes.set_xticks(range(len(panel.ticks)), panel.ticks)
     axes.set_xlabel(label)
     axes.set_title(panel.title)
-    if len(panel.lines) > 1:
-        figures.legend_on_the_right(axes)
+
+
+def _add_legend(axes: Sequence[Any], panels: Sequence[_Panel]) -> None:
+    """Adds a legend to the panel with the most systems, if there are several in a panel."""
+    number = max(range(len(panels)), key=lambda n: (len(panels[n].lines), n))
+    if len(panels[number].lines) > 1:
+        figures.legend_on_the_right(axes[number])
 
 
 def _stacks(table: Printed, values: Values) -> Any:
@@ -170,7 +189,7 @@ def _stacks(table: Printed, values: Values) -> Any:
             "value"
         ]
     figure, axes = _axes(1)
-    own, bottom = axes[0, 0], np.zeros(len(bars))
+    own, bottom = axes[0], np.zeros(len(bars))
     for number, granularity in enumerate(_GRANULARITIES):
         heights = np.array([bar.get(granularity, 0.0) for bar in bars.values()])
         own.bar(
@@ -191,7 +210,7 @@ def _scatter(table: Printed, values: Values) -> Any:
     if not any(seconds and score for seconds, score in pairs):
         return None
     figure, axes = _axes(1)
-    own = axes[0, 0]
+    own = axes[0]
     for number, (row, (seconds, score)) in enumerate(zip(table.rows, pairs, strict=True)):
         if seconds and score:
             own.errorbar(
