@@ -13,13 +13,14 @@ from experiments.papers.answers import (
     System,
     declare,
     metric_of,
+    needed,
     plain,
     score,
     slug,
-    without_stages,
 )
+from experiments.papers.printed import tables
 from experiments.paths import c2rag
-from experiments.paths.declare import Measured, Reader, Stage
+from experiments.paths.declare import Cell, Experiment, Measured, Reader, Setup, Stage, comparison
 
 C2RAG = System("C2RAG", "c2rag:paper")
 SYSTEMS = {
@@ -157,9 +158,38 @@ def _setting(name: str, axes: Mapping[str, Any]) -> System:
     return C2RAG.but(f"{field} {value}", f"c2rag.{_FIELDS[field]}={value}")
 
 
+def _graph_size(quantity: str) -> Reader:
+    """Table 4: a size of the questions' graphs, summed."""
+
+    def read(result: Mapping[str, Any]) -> Measured:
+        graphs = result["systems"]["C2RAG"]["graphs"]
+        if "reason" in graphs:
+            return Measured(None, reason=graphs["reason"])
+        return Measured(graphs[quantity], count=graphs["questions"])
+
+    return read
+
+
+def _graphs(bench: Bench) -> Setup:
+    """Table 4: the graphs of the answers of Table 1."""
+    table = tables("c2rag")["table4"]
+    stages, cells = dict(bench.stages), {}
+    data_of = {"2Wiki": "two_wiki", "HotpotQA": "hotpotqa", "MuSiQue": "musique"}
+    for name in table.rows:
+        data = data_of[name]
+        command = bench.command(C2RAG, {"data": data})
+        assert command is not None
+        stages[f"answer_{data}"] = Stage(command, **({"slurm": bench.slurm} if bench.slurm else {}))
+        stages[f"table_{data}"] = comparison({"C2RAG": f"answer_{data}"})
+        for column in table.columns:
+            cells[name, column] = Cell([(f"table_{data}", _graph_size(column[0]))])
+    return Setup(needed(stages, cells), bench.variables, bench.server, cells)
+
+
 _RECALL = "--config.recall_at=(2,5)"
 _HOPS = "--config.metrics=hops"
 _MUSIQUE = {"data": "musique"}
+_SCALES = {"smoke": smoke, "small": small, "paper": paper}
 EXPERIMENTS = [
     *declare(
         "c2rag",
@@ -175,8 +205,16 @@ EXPERIMENTS = [
             "figure3c": Answers(row, _MUSIQUE, _unsupported, scoring=_HOPS),
             "figure4": Answers(_setting, _MUSIQUE),
         },
-        {"smoke": smoke, "small": small, "paper": paper},
+        _SCALES,
         MISSING,
     ),
-    without_stages("c2rag", "table4", "comparisons count the graphs; no cell reads them"),
+    Experiment(
+        "c2rag_table4",
+        tables("c2rag")["table4"].title,
+        {
+            scale: functools.cache(lambda bench=bench: _graphs(bench()))
+            for scale, bench in _SCALES.items()
+        },
+        tables("c2rag")["table4"],
+    ),
 ]

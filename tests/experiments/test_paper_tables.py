@@ -324,3 +324,19 @@ def test_page_shows_the_figures_that_were_run(declared, tmp_path):
     assert "(images/cirag_figure3.png)" in (tmp_path / "page.md").read_text()
     files = sorted(file.name for file in (tmp_path / "images").iterdir())
     assert files == ["cirag_figure3.png", "cirag_figure3.svg"]
+
+
+def test_sizes_of_graphs_are_read_from_a_comparison():
+    table = papers.experiments()["c2rag_table4"]
+    setup = table.scales["smoke"]()
+    stages = papers.experiments()["c2rag_table1"].scales["smoke"]().stages.values()
+    own = {s.command for s in setup.stages.values() if "launch/answer.py" in s.command}
+    assert len(own) == 3 and own <= {stage.command for stage in stages}
+    graphs = {"questions": 4, "passages": 40, "entities": 7, "relations": 5, "triples": 6}
+    result = {"systems": {"C2RAG": {"graphs": graphs}}}
+    cells = {
+        column[0]: setup.cells["MuSiQue", column].measure({"table_musique": result})
+        for _, column in setup.cells
+    }
+    del graphs["questions"]
+    assert cells == {name: Measured(size, count=4) for name, size in graphs.items()}
