@@ -1,5 +1,6 @@
 """The experiments of the papers' tables: their declarations, JSON files, and page."""
 
+import collections
 import json
 
 import pytest
@@ -225,8 +226,10 @@ def test_grade_smoke_shares_runs_with_its_path(tmp_path):
     both = {"grade_path", "grade_table7"}
     shared = {stage.name for stage in plan.stages.values() if both <= {*stage.experiments}}
     assert shared == {"files", "questions", "answer_multi_step"}
-    # one run of each system, and NativeRAG with two other chunks
-    assert sum(stage.program == "answer" for stage in plan.stages.values()) == 5
+    # One run of each system, and NativeRAG with two other chunks; each has a judge and a matrix.
+    assert collections.Counter(stage.program for stage in plan.stages.values()) == {
+        "files": 1, "generate_questions": 3, "answer": 5, "evaluate": 12,
+    }  # fmt: skip
 
 
 def cells_for(table, value=None):
