@@ -111,6 +111,9 @@ def training_loop(config: Any, *, eval_every: int) -> None:
     # consecutive steps are skipped, the run stops with the weights before them.
     config.max_skipped_steps = 10
     config.profile_steps = placeholder(str)  # "10:20" traces these steps into W/profile.
+    # Program that also receives the metrics: tensorboard | wandb | mlflow | none. wandb and mlflow
+    # write to the workdir, unless their environment variables name a server (docs/training.md).
+    config.tracker = "tensorboard"
 
 
 def resumable(config: Any) -> None:

@@ -32,7 +32,7 @@ _RECALLS = {
 # Fields of a config that may change when a run is resumed, because they do not affect the result.
 MAY_DIFFER = (
     *("mesh", "in_flight", "cache", "stop_after_minutes"),
-    *("save_every", "keep_checkpoints", "profile_steps", "follow", "metric"),
+    *("save_every", "keep_checkpoints", "profile_steps", "tracker", "follow", "metric"),
 )
 
 

@@ -76,7 +76,7 @@ def fit(
 
     Args:
       config: config with the fields of `configs.common.training_loop`.
-      workdir: existing folder for ``metrics.jsonl``, TensorBoard events and the profile.
+      workdir: existing folder for ``metrics.jsonl``, the tracker's files and the profile.
       train_step: maps a state, which it may donate, and a batch to the next state and metrics. It
         skips an update that is not finite, see `state.apply_gradient`.
       state: the initial state.
@@ -110,6 +110,8 @@ def fit(
             first_step,
             evaluate_every=config.eval_every,
             start_evaluated=is_evaluated,
+            tracker=config.get("tracker", "tensorboard"),
+            config=config,
             enabled=jax.process_index() == 0,
         ) as writer,
         StepProfile(config.get("profile_steps"), workdir) as profile,

@@ -1,4 +1,4 @@
-"""Writes training metrics to ``metrics.jsonl``, TensorBoard events and a progress bar."""
+"""Writes training metrics to ``metrics.jsonl``, a tracker and a progress bar."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import tqdm
 
 from cirag_jax.io import Closing, write_text
+from cirag_jax.training.trackers import open_tracker
+from cirag_jax.types import Config
 
 FILE_NAME = "metrics.jsonl"
 _P = TypeVar("_P")
@@ -42,9 +44,9 @@ class MetricWriter(Closing):
     """A context manager that writes scalars by step and shows progress on standard error.
 
     Every line of ``metrics.jsonl`` is an object with ``step``, ``seconds`` (training time, summed
-    over restarts) and scalars; values that are not finite are null. TensorBoard events in
-    ``tensorboard/`` have the same scalars. A terminal shows a bar with the loss, the rate and the
-    remaining time. Without a terminal, these values are printed every 30 seconds.
+    over restarts) and scalars; values that are not finite are null. The tracker receives the same
+    scalars. A terminal shows a bar with the loss, the rate and the remaining time. Without a
+    terminal, these values are printed every 30 seconds.
 
     When a run resumes from ``start_step``, the lines of later steps are deleted, so the file looks
     as if the run had not been interrupted.
@@ -56,6 +58,8 @@ class MetricWriter(Closing):
       evaluate_every: steps between evaluations; 0 evaluates only after the last step.
       start_evaluated: whether ``start_step`` needs no evaluation. If False, its evaluation was
         interrupted, and its line is deleted, too.
+      tracker: one of `trackers.TRACKERS`.
+      config: the config that the tracker records.
       enabled: False disables all output; used in all processes except the first.
     """
 
@@ -67,6 +71,8 @@ class MetricWriter(Closing):
         *,
         evaluate_every: int = 0,
         start_evaluated: bool = True,
+        tracker: str = "tensorboard",
+        config: Config | None = None,
         enabled: bool = True,
     ):
         self._total_steps = total_steps
@@ -84,13 +90,8 @@ class MetricWriter(Closing):
             return
         path = pathlib.Path(workdir) / FILE_NAME
         self._seconds_before = truncate(path, start_step or -1, start_evaluated)
+        self._tracker = open_tracker(tracker, workdir, start_step, config)
         self._file = path.open("a", encoding="utf-8")
-        from tensorboardX import SummaryWriter  # Takes two seconds if torch is installed.
-
-        self._events = SummaryWriter(
-            str(pathlib.Path(workdir) / "tensorboard"),
-            purge_step=start_step + 1 if start_step else 0,
-        )
         if self._stream.isatty():
             self._bar = tqdm.tqdm(
                 total=total_steps,
@@ -105,14 +106,11 @@ class MetricWriter(Closing):
         if not self._enabled:
             return
         line: dict[str, Any] = {"step": step, "seconds": round(self._seconds(), 3)}
-        for name, scalar in scalars.items():
-            value = float(scalar)
-            line[name] = None
-            if math.isfinite(value):
-                line[name] = value
-                self._events.add_scalar(name, value, step)
+        values = {name: float(scalar) for name, scalar in scalars.items()}
+        line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
+        self._tracker.log(step, {n: value for n, value in values.items() if math.isfinite(value)})
 
     def progress(self, step: int, loss: Any = None) -> None:
         """Shows that ``step`` steps are done; fetches ``loss`` only if it is shown."""
@@ -157,7 +155,7 @@ class MetricWriter(Closing):
         if self._bar is not None:
             self._bar.close()
         self._file.close()
-        self._events.close()
+        self._tracker.close()
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started

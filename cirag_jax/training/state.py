@@ -20,6 +20,7 @@ from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers
 from cirag_jax.training.profile import parse_steps
+from cirag_jax.training.trackers import check_tracker
 from cirag_jax.types import Config, Dataset
 from cirag_jax.validation import check_value
 
@@ -38,6 +39,7 @@ MAY_DIFFER = frozenset(
         "keep_checkpoints",
         "mesh",
         "profile_steps",
+        "tracker",
         "head",  # Trained at the end and checked separately.
     }
 )
@@ -152,6 +154,7 @@ def check_training(config: Config) -> None:
     optimizers.check_optimizer(config)
     if config.get("profile_steps") is not None:
         parse_steps(config.profile_steps)
+    check_tracker(config.get("tracker", "tensorboard"))
 
 
 def check_lengths(config: Config, max_positions: int, *fields: str) -> None:
