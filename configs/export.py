@@ -24,4 +24,9 @@ def get_config() -> Any:
     config.average_with = placeholder(str)
     config.share = placeholder(float)  # Weight of the checkpoint in the mean; null is 0.5.
     config.rank = 0  # Export an aligner as an adapter of this rank; 0 is the full model.
+    # Repository on the Hugging Face hub (NAME or OWNER/NAME) to which to upload the export, with
+    # the token of the environment variable HF_TOKEN; null uploads nothing.
+    config.push_to = placeholder(str)
+    config.private = True  # Create the repository as a private one.
+    config.dry_run = False  # Only show what push_to would upload: files, sizes and card.
     return config

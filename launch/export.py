@@ -16,10 +16,13 @@ def main(config, workdir):
     Aligners and cross-encoders load in sentence-transformers, adapters of language models in PEFT,
     and merged adapters and completely trained language models in transformers.
     """
+    from cirag_jax.models.io import hub
     from cirag_jax.models.io.workdir import RANKERS, trained_component
 
     if not config.checkpoint:
         raise UserError("config.checkpoint is required: a training workdir")
+    if config.dry_run and not config.push_to:
+        raise UserError("config.dry_run needs config.push_to")
     folder = workdir / "model"
     component = trained_component(config.checkpoint)
     if component and component not in RANKERS:
@@ -32,7 +35,14 @@ def main(config, workdir):
             if config[field] is not default:
                 raise UserError(f"config.{field} needs an adapter; {config.checkpoint} is not one")
         details = (_cross_encoder if component == "cross_encoder" else _aligner)(config, folder)
-    return {"folder": str(folder), "checkpoint": config.checkpoint, **details}
+    if not config.average_with and not config.rank:  # which have other weights than the training
+        hub.add_metrics(folder, config.checkpoint, details["step"], component or "model")
+    details = {"folder": str(folder), "checkpoint": config.checkpoint, **details}
+    if config.push_to:
+        details["pushed_to"] = hub.push(
+            folder, config.push_to, private=config.private, dry_run=config.dry_run
+        )
+    return details
 
 
 def _adapter(config, folder):

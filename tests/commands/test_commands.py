@@ -160,6 +160,7 @@ def test_export_loads_in_sentence_transformers(trained, tmp_path, command):
     root, _ = trained
     done = command("export.py", f"--workdir={tmp_path}", f"--config.checkpoint={root / 'w'}")
     assert done.returncode == 0, done.stderr
+    assert "model-index:" in (tmp_path / "model" / "README.md").read_text()
     from cirag_jax.models.io.workdir import open_encoder
     from cirag_jax.retrieval.encode import encode
 
