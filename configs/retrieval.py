@@ -12,10 +12,13 @@ AMD EPYC. HotpotQA is in its distractor setting; more in experiments/RESULTS.md.
     questions, passages          302, 7,034        236, 16,924     155, 11,320
     linked (2026-11-27, a736cff) 98.8              96.8 (531 s)    68.9 (349 s)
     trained, without links       89.3              82.4            56.5
+    linked, MPNet, b7d5e2c       99.7              96.4            74.4
+    trained, MPNet               95.4              85.2            66.6
     links (2026-11-25, 993d767)  97.1 (5 s)        93.4 (6 s)      56.9 (4 s)
     bm25                         65.2              74.4            45.2
-The first two rows have --config.systems="('linked','trained','bm25','links')" with a checkpoint of
-configs/aligner.py:linked, and sentence vectors cached by an earlier run. The last two rows have
+The first four rows have --config.systems="('linked','trained','bm25','links')" with a checkpoint of
+configs/aligner.py:linked, and sentence vectors cached by an earlier run; those of MPNet, also
+--config.dtype=bfloat16, on an Intel Xeon with AMX (2026-11-29). The last two rows have
 --config.systems="('bm25','links')".
 
 Record of graph_frozen (2026-11-28, 2 busy CPU cores): --config.data.dir=musique
