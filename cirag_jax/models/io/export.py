@@ -194,7 +194,13 @@ def _write_modules(
         },
     )
     write_json(folder / EXPORT_FILE, encoder.manifest() | {"max_length": encoder.max_length})
-    _write_card("aligner_card.md", folder, encoder=encoder, texts=_texts(units))
+    _write_card(
+        "aligner_card.md",
+        folder,
+        source=_name_of(encoder.source),
+        encoder=encoder,
+        texts=_texts(units),
+    )
 
 
 def _texts(units: Any) -> str:
@@ -240,7 +246,7 @@ def _write_cross_encoder(model: PairEncoder, tensors: dict[str, Any], folder: Pa
         folder / EXPORT_FILE,
         {"model": model.source, "revision": model.revision, "max_length": model.max_length},
     )
-    _write_card("cross_encoder_card.md", folder, model=model)
+    _write_card("cross_encoder_card.md", folder, source=_name_of(model.source), model=model)
 
 
 def _write_tokenizer(encoder: TextEncoder | PairEncoder, folder: Path) -> None:
@@ -251,3 +257,8 @@ def _write_tokenizer(encoder: TextEncoder | PairEncoder, folder: Path) -> None:
 def _write_card(name: str, folder: Path, **fields: Any) -> None:
     card = Path(__file__).with_name(name).read_text("utf-8").format(**fields)
     (folder / "README.md").write_text(card, "utf-8")
+
+
+def _name_of(source: str) -> str:
+    """Returns the name of a folder without its path, because cards are uploaded, or a hub id."""
+    return os.path.basename(os.path.normpath(source)) if os.path.isdir(source) else source

@@ -150,6 +150,7 @@ def test_export_card_describes_units(tmp_path, units, unit):
     query = f"\nQUESTION\nknowledge {units}s: {unit}. {unit}.\n"
     assert (query in card and f"`{unit}`" in card) == (units is not None)
     assert "model.encode_query" in card
+    assert "`tiny`" in card and str(tmp_path) not in card
 
 
 def test_export_replaces_only_earlier_export(tmp_path):
