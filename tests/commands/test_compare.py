@@ -146,10 +146,9 @@ def test_compare_writes_tables(whole):
     text = (workdir / "table.md").read_text("utf-8")
     header, _, direct, *_ = [line for line in text.splitlines() if line.startswith("|")]
     cells = [cell.strip() for cell in header.split("|")]
-    assert cells[1:7] == ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]"]
-    assert (
-        direct.count("n/a") == 2
-    )  # recall; no method ranks sentences or triples, so these have no columns
+    assert cells[1:8] == ["run", "F1 [95 %]", "EM", "Acc", "R@3", "R@5 [95 %]", "all@5"]
+    # Recall and complete evidence; no method ranks sentences or triples, so these have no columns.
+    assert direct.count("n/a") == 3
     assert "sentence R@" not in header and "triple R@" not in header
     assert "p=1.000" in text and "| native_rag-narrow" in text
     page = (workdir / "table.html").read_text("utf-8")

@@ -141,7 +141,8 @@ def linked(tmp_path):
 def test_evaluate_links_need_no_checkpoint_and_beat_bm25(linked, tmp_path):
     result = evaluate(linked, tmp_path)
     assert result["bm25"]["recall@2"] == 0.5 and result["links"]["recall@2"] == 1
-    assert "trained" not in result and result["differences"] == {}
+    assert "trained" not in result and list(result["differences"]) == ["links-bm25"]
+    assert result["differences"]["links-bm25"]["recall@2"]["difference"] == 0.5
     ranked = json.loads((tmp_path / "rankings.jsonl").read_text())["ranked"]
     assert ranked["links"] == ["film", "berg", "decoy"] and list(ranked) == ["bm25", "links"]
     rows = (tmp_path / "table.md").read_text().splitlines()[4:]
