@@ -226,11 +226,11 @@ def _scatter(table: Printed, values: Values) -> Any:
 
 def _heat_maps(table: Printed, values: Values) -> Any:
     """Draws GRADE's matrices of errors, one for each domain and model."""
-    matrices: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    matrices: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for row in table.rows:
         name, _, hops = row.rpartition(", ")
         cells = [values.get((row, column)) for column in table.columns]
-        matrices.setdefault(name, {})[hops.removesuffix("-hop")] = [
+        matrices.setdefault(name, {})[int(hops.removesuffix("-hop"))] = [
             {"value": cell and cell["value"], "num_questions": cell and cell["count"]}
             for cell in cells
         ]

@@ -228,8 +228,8 @@ def accuracy(place: Place) -> Reader:
         if found is None:
             return _none(place)
         value, high, low, count, reason = interval_of(found, found.get("num_questions"), 1.0)
-        ends = (None if x is None else 1 - x for x in (value, low, high))
-        return Measured(*ends, count, reason)
+        value, low, high = (None if x is None else 1 - x for x in (value, low, high))
+        return Measured(value, low, high, count, reason)
 
     return read
 

@@ -1,5 +1,6 @@
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -50,7 +51,7 @@ def test_card_has_metrics_of_training(folder, tmp_path):
     add_metrics(folder, str(tmp_path), 2, "reader")
     assert (folder / "README.md").read_text() == CARD  # the metrics are of another step
     add_metrics(folder, str(tmp_path), 3, "reader")
-    card = huggingface_hub.ModelCard.load(folder / "README.md")
+    card: Any = huggingface_hub.ModelCard.load(folder / "README.md")
     (metric,) = card.data.eval_results
     assert (metric.metric_type, metric.metric_value, metric.dataset_split) == (
         "recall@5", 0.75, "dev",
