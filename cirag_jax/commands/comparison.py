@@ -29,6 +29,7 @@ from cirag_jax.evaluation.significance import (
 from cirag_jax.identity import differences, without
 from cirag_jax.methods.registry import block_name, find_method
 from cirag_jax.reports import comparison as report
+from cirag_jax.reports.comparison_tables import OUTCOMES
 from cirag_jax.runtime import records as records_lib
 from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.requests import Needs
@@ -108,7 +109,7 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Scores runs, compares each pair, and writes the report; returns the result of `measure_runs`.
 
-    The figures and their papers are in `reports.comparison`.
+    The figures and their papers are in `reports.comparison_figures`.
 
     Args:
       config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
@@ -423,7 +424,7 @@ def _statistics(run: FinishedRun, ids: Sequence[str], bootstrap: tuple[int, int]
     errors = sum((collections.Counter(p.parse_errors) for p in predictions), collections.Counter())
     return {
         "granularities": {name: granularities[name] for name in GRANULARITIES},
-        "outcomes": {name: outcomes[name] / len(records) for name in report.OUTCOMES},
+        "outcomes": {name: outcomes[name] / len(records) for name in OUTCOMES},
         "parse_rate": interval(parsed, *bootstrap),
         "is_ranked": not parsed.value <= MIN_PARSE_RATE,  # NaN without responses
         "parse_errors": {kind: count / len(records) for kind, count in errors.most_common()},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cirag_jax.commands import evaluate_reader
-from cirag_jax.reports import comparison, figures, tables
+from cirag_jax.reports import comparison_figures, comparison_tables, figures, tables
 from tests.reports.test_tables import result_of
 
 
@@ -83,7 +83,7 @@ def points(line):
 
 
 def test_draw_granularities_bars_are_shares(drawn):
-    (axes,) = drawn(comparison._draw_granularities, RESULT).axes
+    (axes,) = drawn(comparison_figures.draw_granularities, RESULT).axes
     assert axes.get_xlabel() == "questions answered from, %" and axes.get_ylabel() == ""
     assert axes.get_xlim() == (0, 100) and axes.yaxis.get_inverted()  # the first run is at the top
     assert texts(axes.get_yticklabels()) == ["a", r"\$b", "c"]
@@ -97,7 +97,7 @@ def test_draw_granularities_bars_are_shares(drawn):
 
 
 def test_draw_steps_plots_recall(drawn):
-    (axes,) = drawn(comparison._draw_steps, RESULT).axes
+    (axes,) = drawn(comparison_figures.draw_steps, RESULT).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "recall of gold passages so far, %")
     assert axes.get_ylim() == (0, 103)
     assert [points(line) for line in axes.lines] == [[[1, 2, 3], [25, 50, 75]], [[1], [40]]]
@@ -119,7 +119,7 @@ def test_draw_hops_plots_recall_at_the_largest_k(drawn):
         }
         for (run, old), own in zip(RESULT["systems"].items(), scores, strict=True)
     }
-    (axes,) = drawn(comparison._draw_hops, {"systems": systems, "scores": names}).axes
+    (axes,) = drawn(comparison_figures.draw_hops, {"systems": systems, "scores": names}).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("hop", "recall@10, %")
     lines = [points(line) for line, _, _ in axes.containers]
     assert lines == [[[1, 2], [25, 75]], [[1, 2], [100, 50]], [[1], [75]]]
@@ -149,7 +149,7 @@ def test_draw_robustness_plots_scores_by_ratio_and_kind(drawn):
         )
     ]
     result = {"systems": systems, "scores": ("em", "f1"), "robustness": curves}
-    panels = drawn(comparison._draw_robustness, result).axes
+    panels = drawn(comparison_figures.draw_robustness, result).axes
     assert [axes.get_title() for axes in panels] == ["noise", "deletion", "", ""]
     assert [axes.get_xlabel() for axes in panels] == ["", "", *["facts changed, %"] * 2]
     assert [axes.get_ylabel() for axes in panels] == ["EM, %", "", "F1, %", ""]
@@ -172,7 +172,7 @@ def test_tokens_axis_has_few_labels_with_separators(drawn, lowest):
     spent = [lowest, 2 * lowest, 3 * lowest]
     f1 = (0.5, 0.4, 0.6)
     systems = {str(n): system((1, 0, 0, 0), (), None, f1, tokens=((n, 0),)) for n in spent}
-    figure = drawn(comparison._draw_tokens, {"systems": systems})
+    figure = drawn(comparison_figures.draw_tokens, {"systems": systems})
     figure.draw_without_rendering()
     (axes,) = figure.axes
     low, high = axes.get_xlim()
@@ -186,7 +186,7 @@ def test_tokens_axis_has_few_labels_with_separators(drawn, lowest):
 
 @pytest.mark.parametrize("shown", [RESULT, UNRANKED], ids=["all", "unranked"])
 def test_draw_latency_plots_f1(drawn, shown):
-    (axes,) = drawn(comparison._draw_latency, shown).axes
+    (axes,) = drawn(comparison_figures.draw_latency, shown).axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds per question, alone", "F1, %")
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *"]  # c has no latency
@@ -203,7 +203,7 @@ def test_draw_latency_plots_f1(drawn, shown):
 
 
 def test_draw_tokens_plots_f1_of_ranked_runs(drawn):
-    (axes,) = drawn(comparison._draw_tokens, UNRANKED).axes
+    (axes,) = drawn(comparison_figures.draw_tokens, UNRANKED).axes
     assert axes.get_xlabel() == "tokens of language models per question"
     assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "F1, %")
     assert texts(axes.get_legend().get_texts()) == ["a", r"\$b *", "d"]  # c has no tokens
@@ -218,18 +218,20 @@ def test_draw_tokens_plots_f1_of_ranked_runs(drawn):
         pytest.approx((1320, 10, 0, 20)),
     ]
     # A run has the same marker and color in both figures.
-    (latency,) = drawn(comparison._draw_latency, UNRANKED).axes
+    (latency,) = drawn(comparison_figures.draw_latency, UNRANKED).axes
     looks = [[(p.get_marker(), p.get_color()) for p, *_ in a.containers] for a in (axes, latency)]
     assert len(set(looks[0])) == 3 and looks[1] == looks[0][:2]
 
 
 def test_time_table_without_latency_names_the_setting():
     together = {"a": {"seconds": 1.5, "seconds_alone": None}}
-    table = comparison._time({"systems": together})
+    table = comparison_tables._time({"systems": together})
     assert "--config.latency_questions=5" in table.caption
     assert table.rows == [["run", "s per question, together"], ["a", "1.50"]]
     alone = {"value": 2.0, "low": 1.0, "high": 3.0, "num_questions": 4}
-    table = comparison._time({"systems": {**together, "b": {"seconds": 2, "seconds_alone": alone}}})
+    table = comparison_tables._time(
+        {"systems": {**together, "b": {"seconds": 2, "seconds_alone": alone}}}
+    )
     assert "latency_questions" not in table.caption
     assert [row[2:] for row in table.rows[1:]] == [["", ""], ["2.00 [1.00, 3.00]", "4"]]
 
@@ -265,10 +267,10 @@ def test_draw_calibration_plots_confidence(drawn):
 @pytest.mark.parametrize(
     ("draw", "result", "inches"),
     [
-        (comparison._draw_granularities, RESULT, (7, 3.2)),
-        (comparison._draw_steps, RESULT, (7, 4)),
-        (comparison._draw_tokens, UNRANKED, (7, 4.5)),
-        (comparison._draw_latency, RESULT, (7, 4.5)),
+        (comparison_figures.draw_granularities, RESULT, (7, 3.2)),
+        (comparison_figures.draw_steps, RESULT, (7, 4)),
+        (comparison_figures.draw_tokens, UNRANKED, (7, 4.5)),
+        (comparison_figures.draw_latency, RESULT, (7, 4.5)),
         (tables._draw, result_of((2, 5), 5), (7.5, 4)),
         (evaluate_reader._draw, READERS, (9, 4)),
     ],
