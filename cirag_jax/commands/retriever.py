@@ -69,9 +69,10 @@ class Retriever(Closing):
 
         Args:
           model: ``bm25``; ``links`` (a walk over title links from BM25's best passages);
-            ``linked`` (follows a question's hops with the shipped aligner, or with the setting
-            encoder.model); or an encoder: a training workdir, a model folder, shipped:NAME,
-            package:NAME or a hub id. None is the model of ``index``, or bm25 without one.
+            ``linked`` (follows a question's hops with the aligner of the setting encoder.model, a
+            workdir of configs/aligner.py:linked); or an encoder: a training workdir, a model
+            folder, shipped:NAME, package:NAME or a hub id. None is the model of ``index``, or bm25
+            without one.
           documents: texts, or the path of a document, a folder of documents or a dataset of any
             known format; None is the built-in dataset.
           index: a workdir of launch/index.py, or the index in it, over the same passages.
@@ -93,7 +94,12 @@ class Retriever(Closing):
         if model in ("bm25", "links"):
             values.setdefault("retriever.kind", "bm25")
         elif model == "linked":
-            values |= {"retriever.kind": "linked", "encoder.model": "shipped:aligner"}
+            if "encoder.model" not in (settings or {}):
+                raise UserError(
+                    "model='linked' needs the setting encoder.model: a workdir of "
+                    "configs/aligner.py:linked, or an export of it."
+                )
+            values["retriever.kind"] = "linked"
         elif model is not None:
             values["encoder.model"] = model
         values |= settings or {}

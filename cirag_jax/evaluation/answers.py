@@ -119,8 +119,11 @@ def token_scores(prediction: str, golds: Sequence[str], profile: str = DEFAULT) 
             return _NOTHING_SHARED
         tokens, gold_tokens = predicted.split(), gold.split()
         shared = (collections.Counter(tokens) & collections.Counter(gold_tokens)).total()
-        f1 = 2 * shared / (len(tokens) + len(gold_tokens))
-        return TokenScores(f1, shared / len(tokens), shared / len(gold_tokens))
+        return TokenScores(
+            f1=2 * shared / (len(tokens) + len(gold_tokens)),
+            precision=shared / len(tokens),
+            recall=shared / len(gold_tokens),
+        )
 
     return _best(score, _NOTHING_SHARED, prediction, golds, profile)
 

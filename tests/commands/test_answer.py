@@ -57,7 +57,7 @@ def test_answer_result_and_files_match_the_journal(runs):
     assert set(result["granularities"]) == {"triple", "sentence", "passage", "default"}
     assert sum(result["granularities"].values()) == 8 and 1 <= result["steps"] <= 2
     for granularity in ("passage", "sentence", "triple"):
-        assert set(result["recall"][granularity]) == {"recall@3", "recall@5", "num_questions"}
+        assert set(result["recall"][granularity]) >= {"recall@3", "recall@5", "num_questions"}
         assert result["recall"][granularity]["num_questions"] == 8
     assert json.loads((root / "whole" / "result.json").read_text())["calls"] == result["calls"]
 

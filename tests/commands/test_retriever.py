@@ -196,6 +196,7 @@ def test_retriever_after_fork_is_refused(builtin, monkeypatch):
         ({"settings": {"reader.model": "x"}}, "'reader.model' is of neither encoder nor retriever"),
         ({"settings": {"retriever.kin": "x"}}, "unknown config key 'retriever.kin'"),
         ({"settings": {"retriever.kind": "exact"}}, "model='bm25' is no search of kind exact"),
+        ({"model": "linked"}, "model='linked' needs the setting encoder.model"),
         ({"model": "links", "index": "x"}, "x is not an index folder"),
         ({"documents": "/nowhere"}, "config.documents=/nowhere is neither"),
         ({"documents": b"x"}, "documents must be a path or a list of strings"),
