@@ -50,6 +50,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--set", action="append", default=[], help="NAME=VALUE of a variable")
     made.add_argument("--dry_run", action="store_true", help="only print the commands")
     made.add_argument("--collect", action="store_true", help="only print what is finished")
+    made.add_argument(
+        "--jobs",
+        type=int,
+        help="stages that run at the same time (default: 2 at the scale smoke, otherwise 1)",
+    )
     made.add_argument("--slurm", action="store_true", help="submit one Slurm job per stage")
     return made
 
@@ -116,8 +121,11 @@ def _main(arguments: Sequence[str]) -> int:
             f"--scale={flags.scale} starts a server on this machine, which the jobs of --slurm "
             "cannot use; run it without --slurm."
         )
+    jobs = (2 if flags.scale == "smoke" else 1) if flags.jobs is None else flags.jobs
+    if jobs < 1:
+        raise UserError(f"--jobs={jobs} must be at least 1.")
     with running.locked(workdir):
-        states = running.submit(plan, workdir) if flags.slurm else running.Runner(plan).run()
+        states = running.submit(plan, workdir) if flags.slurm else running.Runner(plan, jobs).run()
         print(json.dumps(running.report(plan, states, workdir)))
     if "failed" in states.values() or plan.problems:
         return 1

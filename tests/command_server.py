@@ -97,15 +97,6 @@ class CommandServer:
             ]
 
 
-def _import_everything() -> None:
-    import openai  # noqa: F401
-    from transformers import PreTrainedTokenizerFast  # noqa: F401
-
-    for path in sorted((_ROOT / "cirag_jax").rglob("*.py")):
-        if path.stem not in ("__main__", "transformers_backend"):
-            importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts))
-
-
 def _fork(argv: list[str], paths: list[str], hooked: list[list]) -> int:
     """Forks the server process to run a command."""
     child = os.fork()
@@ -131,7 +122,7 @@ def _fork(argv: list[str], paths: list[str], hooked: list[list]) -> int:
 
 
 def main() -> None:
-    _import_everything()
+    importlib.import_module("experiments.paths.preload")
     for line in sys.stdin:
         children = [_fork(**plan) for plan in json.loads(line)]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

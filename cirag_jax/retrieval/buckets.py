@@ -23,9 +23,10 @@ from cirag_jax.errors import UserError
 # padding.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
-# Tokens per batch, by platform.
-TOKENS_PER_BATCH = {"cpu": 2048}
-DEFAULT_TOKENS_PER_BATCH = 65536
+# Tokens per batch, by platform. Larger batches are not faster, but a single query waits for the
+# padding of its batch.
+TOKENS_PER_BATCH = {"cpu": 256}
+DEFAULT_TOKENS_PER_BATCH = 16384
 
 _CHUNK = 4096  # texts tokenized at a time, while earlier batches run
 _AHEAD = 4  # batches dispatched before the oldest is fetched

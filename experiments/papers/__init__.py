@@ -2,13 +2,15 @@
 
 import importlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from experiments.paths.declare import Experiment
+if TYPE_CHECKING:  # declare.py imports papers.printed.
+    from experiments.paths.declare import Experiment
 
 MODULES = ("cirag", "kirag", "dualrag", "c2rag", "grade")
 
 
-def experiments() -> Mapping[str, Experiment]:
+def experiments() -> Mapping[str, "Experiment"]:
     """Returns the experiments of all tables and figures by name."""
     return {
         experiment.name: experiment

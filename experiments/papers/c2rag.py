@@ -78,7 +78,7 @@ _TRIPLES = {name: f"{{{slug(name)}}}" for name in _CORRUPTED}
 @functools.cache
 def smoke() -> Bench:
     """Returns the tiny bench; rules corrupt the triples."""
-    bench = benches.smoke("c2rag", trained=_TRIPLES)
+    bench = benches.smoke("c2rag:paper", "c2rag", trained=_TRIPLES)
     questions = "--config.data.dir={corpus_musique} --config.data.split=dev "
     questions += "--config.data.limit={questions}"
     return _with_corruption(bench, questions, "{extract_c2rag_musique}")
@@ -95,7 +95,11 @@ def small() -> Bench:
 def paper() -> Bench:
     """Returns the bench of section 4: GPT-4o-mini in every role."""
     bench = benches.paper_of(
-        c2rag.paper, "sentence-transformers/all-MiniLM-L6-v2", _TRIPLES, model="gpt-4o-mini"
+        "c2rag:paper",
+        c2rag.paper,
+        "sentence-transformers/all-MiniLM-L6-v2",
+        _TRIPLES,
+        model="gpt-4o-mini",
     )
     editor = "--config.editor.kind=llm --config.editor.backend=openai "
     editor += "--config.editor.model=gpt-4o-mini"

@@ -60,7 +60,7 @@ _EXPORTED = {quantity: f"{{export_{quantity}}}/model" for quantity in _QUANTITIE
 @functools.cache
 def smoke() -> Bench:
     """Returns the tiny bench, with an integrator for each number of trajectories of Table 8."""
-    bench = benches.smoke(trained=_EXPORTED)
+    bench = benches.smoke("cirag:paper", trained=_EXPORTED)
     stages = dict(bench.stages)
     for quantity in _QUANTITIES:  # 1 trajectory stands for 250
         own = f"--config.num_trajectories={int(quantity) // 250}"
@@ -73,7 +73,7 @@ def smoke() -> Bench:
 def paper() -> Bench:
     """Returns the bench of section 4 and Appendix B.4; KiRAG's aligner is a variable."""
     trained = {"integrator": "{export}/model", "aligner": "{aligner}", **_EXPORTED}
-    bench = benches.paper_of(cirag.paper, benches.ENCODERS["bge-small"], trained)
+    bench = benches.paper_of("cirag:paper", cirag.paper, benches.ENCODERS["bge-small"], trained)
     stages = dict(bench.stages)
     for quantity in _QUANTITIES:
         own = f"{stages['train'].command} --config.num_trajectories={quantity}"

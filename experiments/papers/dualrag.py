@@ -41,7 +41,7 @@ MISSING = {name: _FT for name in ("DualRAG-FT", "w/o R-FT", "w/o EI-FT", "w/o KS
 @functools.cache
 def smoke() -> Bench:
     """Returns the tiny bench."""
-    return benches.smoke()
+    return benches.smoke("dualrag:paper")
 
 
 @functools.cache
@@ -49,7 +49,9 @@ def paper() -> Bench:
     """Returns the bench of section 4; the server has the judge."""
     judge = "--config.judge.backend=openai --config.judge.base_url={server} "
     judge += "--config.judge.model=Qwen/Qwen2.5-72B-Instruct"
-    return benches.paper_of(dualrag.paper, benches.ENCODERS["bge-small"], judge=judge)
+    return benches.paper_of(
+        "dualrag:paper", dualrag.paper, benches.ENCODERS["bge-small"], judge=judge
+    )
 
 
 def row(name: str, axes: Mapping[str, Any]) -> System | None:

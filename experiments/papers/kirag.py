@@ -66,13 +66,15 @@ MISSING = {
 @functools.cache
 def smoke() -> Bench:
     """Returns the tiny bench with triples in KiRAG's form."""
-    return benches.smoke("kirag")
+    return benches.smoke("kirag:paper", "kirag")
 
 
 @functools.cache
 def paper() -> Bench:
     """Returns the bench of section 4 and Appendix B."""
-    return benches.paper_of(kirag.paper, "intfloat/e5-large-v2", {"aligner": "{export}/model"})
+    return benches.paper_of(
+        "kirag:paper", kirag.paper, "intfloat/e5-large-v2", {"aligner": "{export}/model"}
+    )
 
 
 def row(name: str, axes: Mapping[str, Any]) -> System | None:

@@ -46,15 +46,17 @@ all experiments at all scales, so unknown flags and presets fail there.
 
 import importlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from experiments.paths.declare import Experiment
+if TYPE_CHECKING:  # declare.py imports papers.printed.
+    from experiments.paths.declare import Experiment
 
 MODULES = ("cirag", "kirag", "dualrag", "c2rag", "grade")
 
 
-def experiments() -> Mapping[str, Experiment]:
+def experiments() -> Mapping[str, "Experiment"]:
     """Returns all declared experiments by name."""
-    declared: dict[str, Experiment] = {}
+    declared: dict[str, "Experiment"] = {}
     for name in MODULES:
         for experiment in importlib.import_module(f"experiments.paths.{name}").EXPERIMENTS:
             if experiment.name in declared:

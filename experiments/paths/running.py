@@ -1,6 +1,7 @@
-"""Runs planned stages as subprocesses or Slurm jobs, and reports what each stage made."""
+"""Runs planned stages as processes or Slurm jobs, and reports what each stage made."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -13,11 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import one_line, read_object, say, write_json
 from cirag_jax.reports import tables
+from experiments.paths import processes
 from experiments.paths.planning import ROOT, Plan, PlannedStage
 
 State = Literal["finished", "failed", "incomplete", "not run", "submitted"]
@@ -27,7 +31,6 @@ RESULT = "result.json"  # in a stage's folder; the last thing that a command wri
 TRY_AGAIN = 75  # exit code of a command that continues if it is run again
 _ATTEMPTS = 3
 _NEWS_SECONDS = 30.0
-_PDEATHSIG = 1  # prctl's option: the signal that a child gets when its parent dies
 
 
 def say_with_time(text: str) -> None:
@@ -67,85 +70,157 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------- subprocesses
+# --------------------------------------------------------------------------------------- processes
+
+
+@dataclasses.dataclass
+class _Running:
+    """A stage whose command runs.
+
+    Attributes:
+      started: when the first attempt started, by `time.monotonic`.
+      begun: when this attempt started.
+      news: when its progress was last shown.
+    """
+
+    stage: PlannedStage
+    process: BaseProcess
+    started: float
+    begun: float
+    news: float
+    attempt: int = 1
 
 
 class Runner:
-    """Runs stages one after another.
+    """Runs stages, each after those that it reads.
+
+    Args:
+      plan: the stages.
+      jobs: number of stages that run at the same time.
 
     Attributes:
       states: the state of each stage by folder.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, jobs: int = 1):
         self.states: dict[pathlib.Path, State] = {}
         self._plan = plan
+        self._jobs = jobs
         self._url = ""
+        self._waiting = dict(enumerate(plan.stages.values(), start=1))
+        self._running: list[_Running] = []
 
     def run(self) -> dict[pathlib.Path, State]:
-        """Runs all stages that are not finished; a failure only stops stages that read it."""
-        stages = self._plan.stages.values()
+        """Runs all stages that are not finished; a failure only stops stages that read it.
+
+        Raises:
+          KeyboardInterrupt: after SIGINT or SIGTERM, when the running stages have ended.
+        """
         with contextlib.ExitStack() as stack:
-            for number, stage in enumerate(stages, start=1):
-                place = f"[{number}/{len(stages)}] {stage.experiments[0]}/{stage.name}"
-                if read_result(stage) is not None:
-                    self.states[stage.folder] = "finished"
-                    say_with_time(f"{place}: finished before ({stage.folder.name})")
-                elif any(self.states[folder] != "finished" for folder in stage.after):
-                    self.states[stage.folder] = "not run"
-                    say_with_time(f"{place}: not run, because an earlier stage did not finish")
-                else:
-                    if self._plan.server and not self._url and "{server}" in str(stage.words):
-                        self._url = stack.enter_context(_server(self._plan.server))
-                    say_with_time(f"{place}: {_shown(stage.command(self._url))}")
-                    self.states[stage.folder] = self._run_stage(stage)
+            received = stack.enter_context(self._passing_on_signals())
+            while self._running or (self._waiting and not received):
+                if not received:
+                    self._start_stages(stack)
+                self._wait(bool(received))
+        if received:
+            raise KeyboardInterrupt
+        # In the order of the plan.
+        self.states = {folder: self.states[folder] for folder in self._plan.stages}
         return self.states
 
-    def _run_stage(self, stage: PlannedStage) -> State:
-        code, started = 0, time.monotonic()
-        for attempt in range(_ATTEMPTS):
-            begun = time.monotonic()
-            code = self._execute(stage)
-            self._record(stage, code, time.monotonic() - begun)
-            if code != TRY_AGAIN:
-                break
-            say_with_time(f"{stage.name} asks to be run again (attempt {attempt + 1})")
-        seconds = f"{time.monotonic() - started:,.0f} s"
+    @contextlib.contextmanager
+    def _passing_on_signals(self) -> Iterator[list[int]]:
+        """Passes SIGINT and SIGTERM on to the stages; yields the list of received signals."""
+        received: list[int] = []
+
+        def forward(signum: int, _: Any) -> None:
+            received.append(signum)
+            for running in self._running:
+                assert running.process.pid is not None
+                os.kill(running.process.pid, signum)
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        old = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield received
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _start_stages(self, stack: contextlib.ExitStack) -> None:
+        """Starts stages in the plan's order, until all jobs are busy."""
+        for number, stage in list(self._waiting.items()):
+            if any(folder not in self.states for folder in stage.after):
+                continue
+            place = f"[{number}/{len(self._plan.stages)}] {stage.experiments[0]}/{stage.name}"
+            if read_result(stage) is not None:
+                self.states[stage.folder] = "finished"
+                say_with_time(f"{place}: finished before ({stage.folder.name})")
+            elif any(self.states[folder] != "finished" for folder in stage.after):
+                self.states[stage.folder] = "not run"
+                say_with_time(f"{place}: not run, because an earlier stage did not finish")
+            elif len(self._running) < self._jobs:
+                if self._plan.server and not self._url and "{server}" in str(stage.words):
+                    self._url = stack.enter_context(_server(self._plan.server))
+                say_with_time(f"{place}: {_shown(stage.command(self._url))}")
+                self._running.append(self._start(stage))
+            else:
+                continue
+            del self._waiting[number]
+
+    def _start(self, stage: PlannedStage) -> _Running:
+        stage.folder.parent.mkdir(parents=True, exist_ok=True)
+        words = stage.command(self._url)
+        log = _log_path(stage)
+        with log.open("ab") as errors:
+            errors.write(f"$ {_shown(words)}\n".encode())
+        now = time.monotonic()
+        process = processes.start(words, ROOT, _output_path(stage), log)
+        return _Running(stage, process, now, now, now)
+
+    def _wait(self, is_ending: bool) -> None:
+        """Waits until a stage ends, or half a second; shows the progress of the others."""
+        if not self._running:
+            return
+        connection.wait([running.process.sentinel for running in self._running], timeout=0.5)
+        for running in list(self._running):
+            stage, now = running.stage, time.monotonic()
+            code = running.process.exitcode
+            if code is not None:
+                self._running.remove(running)
+                self._end(running, code, now, is_ending)
+            elif now - running.news > _NEWS_SECONDS:
+                running.news = now
+                seconds = f"{now - running.begun:,.0f} s"
+                say_with_time(f"{stage.name}, {seconds}: {_last_line(_log_path(stage))}")
+
+    def _end(self, running: _Running, code: int, now: float, is_ending: bool) -> None:
+        """Records the end of a stage's command; starts it again if it asks for that."""
+        stage = running.stage
+        if code == 0 and not stage.is_launch:
+            lines = _output_path(stage).read_text("utf-8").strip().splitlines()
+            stage.folder.mkdir(exist_ok=True)
+            write_json(stage.folder / RESULT, json.loads(lines[-1]) if lines else {})
+        self._record(stage, code, now - running.begun)
+        if code == TRY_AGAIN and running.attempt < _ATTEMPTS and not is_ending:
+            say_with_time(f"{stage.name} asks to be run again (attempt {running.attempt})")
+            again = self._start(stage)
+            again.started, again.attempt = running.started, running.attempt + 1
+            self._running.append(again)
+            return
+        seconds = f"{now - running.started:,.0f} s"
         if code:
             say_with_time(
                 f"{stage.experiments[0]}/{stage.name} failed ({_ending(code)}, {seconds}): "
                 f"{_last_line(_log_path(stage))}; log: {_log_path(stage)}"
             )
-            return "failed"
-        if read_result(stage) is None:
+            self.states[stage.folder] = "failed"
+        elif read_result(stage) is None:
             say_with_time(f"{stage.name} is not complete; run the same command to continue")
-            return "incomplete"
-        say_with_time(f"{stage.name} finished in {seconds}: {summary(stage) or 'done'}")
-        return "finished"
-
-    def _execute(self, stage: PlannedStage) -> int:
-        """Runs the command once; returns its exit code."""
-        stage.folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, *stage.command(self._url)]
-        log = _log_path(stage)
-        with log.open("ab") as errors, log.with_suffix(".out").open("wb+") as output:
-            errors.write(f"$ {_shown(command[1:])}\n".encode())
-            errors.flush()
-            process = subprocess.Popen(
-                _with_parent(command),
-                cwd=ROOT,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,  # Otherwise, Ctrl-C would reach the command twice.
-            )
-            code = _wait(process, stage, log)
-            if code == 0 and not stage.is_launch:
-                output.seek(0)
-                lines = output.read().decode().strip().splitlines()
-                result = json.loads(lines[-1]) if lines else {}
-                stage.folder.mkdir(exist_ok=True)
-                write_json(stage.folder / RESULT, result)
-        return code
+            self.states[stage.folder] = "incomplete"
+        else:
+            say_with_time(f"{stage.name} finished in {seconds}: {summary(stage) or 'done'}")
+            self.states[stage.folder] = "finished"
 
     def _record(self, stage: PlannedStage, code: int, seconds: float) -> None:
         record = read_record(stage)
@@ -163,36 +238,6 @@ class Runner:
         )
 
 
-def _wait(process: subprocess.Popen, stage: PlannedStage, log: pathlib.Path) -> int:
-    """Waits for a stage and shows its progress; passes SIGINT and SIGTERM on to it.
-
-    Raises:
-      KeyboardInterrupt: the stage has ended after a signal.
-    """
-    started = news = time.monotonic()
-    received: list[int] = []
-
-    def forward(signum: int, _: Any) -> None:
-        received.append(signum)
-        process.send_signal(signum)
-
-    old = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=0.5)
-                break
-            if time.monotonic() - news > _NEWS_SECONDS:
-                news = time.monotonic()
-                say_with_time(f"{stage.name}, {news - started:,.0f} s: {_last_line(log)}")
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    if received:
-        raise KeyboardInterrupt
-    return code
-
-
 def _ending(code: int) -> str:
     """Returns the exit code or the signal in words."""
     if code == -signal.SIGKILL:
@@ -200,51 +245,30 @@ def _ending(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
-# Runs the rest of the command line in a process that is killed together with its parent. Subprocess
-# could run this after forking (preexec_fn), which may deadlock in a process with threads.
-_WITH_PARENT = f"""
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl({_PDEATHSIG}, {int(signal.SIGKILL)})
-signal.signal(signal.SIGINT, signal.default_int_handler)  # Background jobs of a shell ignore it.
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-def _with_parent(command: list[str]) -> list[str]:
-    """Returns a command that ends with the runner, so that a resumed runner finds no second writer.
-
-    Only Linux can do this; elsewhere, the command is returned unchanged.
-    """
-    if sys.platform != "linux":
-        return command
-    return [sys.executable, "-c", _WITH_PARENT, *command]
-
-
 @contextlib.contextmanager
 def _server(script: str) -> Iterator[str]:
     """Runs a server of language models; yields its URL."""
-    command = [sys.executable, script]
-    process = subprocess.Popen(
-        _with_parent(command),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        if not url:
-            raise UserError(f"python {script} ended without printing its URL.")
-        say_with_time(f"{_shown([script])} serves language models at {url}")
-        yield url
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = pathlib.Path(folder) / "out", pathlib.Path(folder) / "err"
+        process = processes.start([script], ROOT, output, errors)
+        try:
+            while not (url := output.read_text("utf-8").strip() if output.exists() else ""):
+                if process.exitcode is not None:
+                    raise UserError(f"python {script} ended without printing its URL.")
+                time.sleep(0.05)
+            say_with_time(f"{_shown([script])} serves language models at {url}")
+            yield url
+        finally:
+            process.kill()
+            process.join()
 
 
 def _log_path(stage: PlannedStage) -> pathlib.Path:
     return stage.folder.with_name(stage.folder.name + ".log")
+
+
+def _output_path(stage: PlannedStage) -> pathlib.Path:
+    return _log_path(stage).with_suffix(".out")
 
 
 def _last_line(log: pathlib.Path) -> str:

@@ -65,7 +65,7 @@ def test_encode_long_texts_share_few_buckets(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path, positions=1000)))
     before = encode_lib.TRACES.copy()
     lengths = (513, 600, 601, 777, 999, 1000, 2000)
-    encode(encoder, None, ["saint " * (length - 2) for length in lengths])
+    encode(encoder, None, ["saint " * (length - 2) for length in lengths], tokens_per_batch=2048)
     assert encode_lib.TRACES - before == {(2, 768): 1, (2, 1000): 1}
 
 
