@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -122,13 +122,29 @@ def interval_of(score: Mapping[str, Any], count: int | None, factor: float = 100
     return Measured(value, low, high, count, score.get("reason", "") if value is None else "")
 
 
-def score(run: str, name: str) -> Reader:
+class Score(NamedTuple):
     """Reads a score of a run from a comparison."""
 
-    def read(result: Mapping[str, Any]) -> Measured:
-        return interval_of(result["systems"][run][name], result["num_questions"])
+    run: str
+    name: str
 
-    return read
+    def __call__(self, result: Mapping[str, Any]) -> Measured:
+        """Returns the score in per cent."""
+        return interval_of(result["systems"][self.run][self.name], result["num_questions"])
+
+    def minus(self, other: "Score", result: Mapping[str, Any]) -> dict[str, float] | None:
+        """Returns the paired difference from another run, in points, or None without one.
+
+        The keys are those of `significance.pairwise`, without ``p``.
+        """
+        signs = {f"{self.run}-{other.run}": 100, f"{other.run}-{self.run}": -100}
+        for pair, sign in signs.items():
+            found = result["differences"].get(pair, {}).get(self.name)
+            if found and self.name == other.name and found["difference"] is not None:
+                low, high = sorted(sign * found[key] for key in ("low", "high"))
+                ends = {"difference": sign * found["difference"], "low": low, "high": high}
+                return {**ends, "p_holm": found["p_holm"]}
+        return None
 
 
 def share(run: str, counts: str, key: str) -> Reader:
@@ -163,7 +179,7 @@ def metric_of(row: str, run: str, axes: Mapping[str, Any]) -> Reader:
     """Reads the score that the axes ``metric`` and ``unit`` name."""
     del row
     unit = axes.get("unit", "passage")
-    return score(run, axes["metric"] if unit == "passage" else f"{unit}_{axes['metric']}")
+    return Score(run, axes["metric"] if unit == "passage" else f"{unit}_{axes['metric']}")
 
 
 # ------------------------------------------------------------------------------------------- setups
@@ -246,7 +262,7 @@ def _setup(own: Answers, table: Printed, bench: Bench) -> Setup:
                 if axes.get("metric") != JUDGED:
                     cells[row, column] = Cell([(stage, own.read(row, run, axes))])
                 elif f"judge_{suffix}" in stages:
-                    cells[row, column] = Cell([(f"judge_{suffix}", score(run, "judge"))])
+                    cells[row, column] = Cell([(f"judge_{suffix}", Score(run, "judge"))])
     _add_averages(table, cells)
     return Setup(needed(stages, cells), bench.variables, bench.server, cells)
 

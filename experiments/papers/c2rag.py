@@ -10,12 +10,12 @@ from experiments.papers import benches
 from experiments.papers.answers import (
     Answers,
     Bench,
+    Score,
     System,
     declare,
     metric_of,
     needed,
     plain,
-    score,
     slug,
 )
 from experiments.papers.printed import tables
@@ -120,7 +120,7 @@ def _gamma(name: str, axes: Mapping[str, Any]) -> System:
 
 def _plan(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
     """Table 8: wrong hops or wrong plans."""
-    return score(run, "plan_error" if name.startswith("Hop") else "plan_invalid")
+    return Score(run, "plan_error" if name.startswith("Hop") else "plan_invalid")
 
 
 def _cost(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
@@ -152,7 +152,7 @@ def _corrupted(name: str, axes: Mapping[str, Any]) -> System:
 
 def _unsupported(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
     """Figure 3, panel c: the share of evidence that supports no gold fact."""
-    return score(run, f"hop{axes['hop']}_unsupported")
+    return Score(run, f"hop{axes['hop']}_unsupported")
 
 
 def _setting(name: str, axes: Mapping[str, Any]) -> System:

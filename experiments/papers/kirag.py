@@ -9,11 +9,11 @@ from experiments.papers import benches
 from experiments.papers.answers import (
     Answers,
     Bench,
+    Score,
     System,
     declare,
     metric_of,
     plain,
-    score,
     slug,
     without_stages,
 )
@@ -110,7 +110,7 @@ def _five(name: str, axes: Mapping[str, Any]) -> System | None:
 
 def _hop(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
     """Figures 3 and 9: recall of the passage of a hop."""
-    return score(run, f"hop{axes['hop']}_recall@3")
+    return Score(run, f"hop{axes['hop']}_recall@3")
 
 
 def _latency(name: str, run: str, axes: Mapping[str, Any]) -> Reader:

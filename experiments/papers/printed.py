@@ -39,6 +39,8 @@ class Printed(NamedTuple):
       axes: the axes of the columns, with their values.
       rows: the names of the rows.
       values: the printed value of (row, column). Cells that the paper does not print are absent.
+      statistics: the tests that the paper states for its values.
+      systems: the paper's own systems. Other rows are compared with them.
       errata: which values contradict others, or "".
       note: a remark about our version, or "".
     """
@@ -49,6 +51,8 @@ class Printed(NamedTuple):
     axes: Mapping[str, Sequence[Any]]
     rows: Sequence[str]
     values: Mapping[tuple[str, Column], float]
+    statistics: str = ""
+    systems: Sequence[str] = ()
     errata: str = ""
     note: str = ""
 
@@ -61,13 +65,25 @@ class Printed(NamedTuple):
         """Returns the value of each axis at a column."""
         return dict(zip(self.axes, column, strict=True))
 
+    def own_row(self, row: str) -> str | None:
+        """Returns the row of the paper's own system to compare a row with, or None.
+
+        It has the same other parts: the one of ``Qwen2.5, RAG`` is ``Qwen2.5, KiRAG``.
+        """
+        parts = row.split(", ")
+        for place, system in itertools.product(range(len(parts)), self.systems):
+            own = ", ".join([*parts[:place], system, *parts[place + 1 :]])
+            if own in self.rows:
+                return own if own != row else None
+        return None
+
 
 @functools.cache
 def tables(paper: str) -> Mapping[str, Printed]:
     """Returns the tables and figures of a paper by name."""
     content = tomllib.loads((VALUES / f"{paper}.toml").read_text("utf-8"))
-    note = content.pop("note", "")
-    return {name: _table(paper, name, {"note": note, **fields}) for name, fields in content.items()}
+    shared = {key: content.pop(key) for key in ("note", "statistics", "systems") if key in content}
+    return {name: _table(paper, name, {**shared, **fields}) for name, fields in content.items()}
 
 
 def _table(paper: str, name: str, fields: Mapping[str, Any]) -> Printed:
@@ -81,5 +97,6 @@ def _table(paper: str, name: str, fields: Mapping[str, Any]) -> Printed:
             if not isinstance(cell, str):
                 values[row, column] = float(cell)
     names = [row for row, *_ in fields["rows"]]
-    title, errata = fields["title"], fields.get("errata", "")
-    return Printed(paper, name, title, axes, names, values, errata, fields["note"])
+    texts = {key: fields.get(key, "") for key in ("statistics", "errata", "note")}
+    systems = fields.get("systems", ())
+    return Printed(paper, name, fields["title"], axes, names, values, systems=systems, **texts)

@@ -1,12 +1,15 @@
 """The measured values of the papers' tables: one JSON file each, and the page of all of them."""
 
+import functools
+import itertools
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cirag_jax.io import read_object, write_json, write_text
 from cirag_jax.reports.tables import markdown
 from experiments.papers import drawings
+from experiments.papers.answers import Score
 from experiments.papers.printed import PAPERS, TITLES, Column, Printed
 from experiments.paths.declare import Cell, Experiment, Measured
 from experiments.paths.planning import ROOT, Plan
@@ -25,7 +28,13 @@ interval, and the difference in brackets. *n* is the number of questions. A dash
 cell for which the paper prints no number. \
 [The papers' paths](papers.md#tables-and-figures) describes the commands and the scales: values at \
 scale `small` come from much smaller models, fewer questions and fewer passages than the paper's, \
-so that only differences between rows can be compared with the paper's."""
+so that only differences between rows can be compared with the paper's.
+
+Below a table are the differences of its rows from the paper's own system, in points, if both \
+answered the same questions in our runs: 95 % intervals of the paired bootstrap, and p of the \
+two-sided permutation test with Holm's correction for all pairs of runs in a comparison. A dash \
+there means that the score is undefined, that both rows have the same run, or that a run followed \
+its output format in at most half of its responses."""
 
 
 # ----------------------------------------------------------------------------------------- one file
@@ -89,6 +98,7 @@ def _cells(
                 state = experiment.missing.get(row, NOT_RUN).partition(":")[0]
             printed = table.values.get((row, column))
             differs = printed is not None and value.value is not None
+            own = cells.get((table.own_row(row) or "", column))
             found.append(
                 {
                     "row": row,
@@ -97,9 +107,25 @@ def _cells(
                     "state": state,
                     **value._asdict(),
                     "difference": (value.value or 0.0) - (printed or 0.0) if differs else None,
+                    "paired": _paired(cell, own, results) if measured and own else None,
                 }
             )
     return found
+
+
+def _paired(
+    cell: Cell | None, own: Cell, results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float] | None:
+    """Returns the paired difference of a cell from that of the paper's system, in points.
+
+    It is None if one comparison does not have both scores, or does not rank both systems.
+    """
+    if cell is None or len(cell.sources) > 1 or len(own.sources) > 1:
+        return None
+    (stage, read), (own_stage, read_own) = cell.sources[0], own.sources[0]
+    if stage != own_stage or not isinstance(read, Score) or not isinstance(read_own, Score):
+        return None
+    return read.minus(read_own, results[stage])
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -149,7 +175,33 @@ def _section(experiment: Experiment, table: Printed, result: Mapping[str, Any] |
         (cell["row"], tuple(cell["column"].values())): cell
         for cell in (result["cells"] if result else ())
     }
-    return parts + [markdown(rows) for rows in _rows(table, measured)]
+    if measured or table.values:
+        parts += _markdown(
+            table, table.rows, table.columns, functools.partial(_text, table, measured)
+        )
+    return [*parts, *_statistics(table, measured)]
+
+
+def _statistics(table: Printed, measured: Mapping[Any, Mapping[str, Any]]) -> list[str]:
+    """Returns the paired differences between rows, and what the paper states."""
+    found = {key: cell["paired"] for key, cell in measured.items() if cell.get("paired")}
+    texts = [f"Statistics of the paper: {table.statistics}."] if table.statistics else []
+    if not found:
+        return texts
+
+    def text(row: str, column: Column) -> str:
+        if (pair := found.get((row, column))) is None:
+            return "–"
+        value, low, high = (pair[key] for key in ("difference", "low", "high"))
+        p = pair["p_holm"]
+        shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+        return f"{value:+.1f} [{low:+.1f}, {high:+.1f}], {shown}"
+
+    rows = [row for row in table.rows if any(row == other for other, _ in found)]
+    columns = [column for column in table.columns if any(column == other for _, other in found)]
+    own = dict.fromkeys(table.own_row(row) for row in rows)
+    texts.append(f"Ours: differences from {' or '.join(map(str, own))} on the same questions:")
+    return [" ".join(texts), *_markdown(table, rows, columns, text)]
 
 
 def _state(table: Printed, result: Mapping[str, Any] | None) -> str:
@@ -165,36 +217,34 @@ def _state(table: Printed, result: Mapping[str, Any] | None) -> str:
     )
 
 
-def _rows(table: Printed, measured: Mapping[Any, Mapping[str, Any]]) -> list[list[list[str]]]:
-    """Returns the table, split by its first axis if it is wide."""
-    if not measured and not table.values:
-        return []
-    columns = table.columns
-    split = len(columns) > _MOST_COLUMNS and len(table.axes) > 1
-    groups = (
-        [[c for c in columns if c[0] == value] for value in next(iter(table.axes.values()))]
-        if split
-        else [columns]
-    )
+def _markdown(
+    table: Printed,
+    rows: Sequence[str],
+    columns: Sequence[Column],
+    text: Callable[[str, Column], str],
+) -> list[str]:
+    """Returns rows and columns of a table, split by its first axis if it is wide."""
+    groups = [columns]
+    if len(columns) > _MOST_COLUMNS and len(table.axes) > 1:
+        groups = [list(group) for _, group in itertools.groupby(columns, lambda c: c[0])]
     return [
-        [
-            ["", *(" ".join(TITLES.get(v, f"{v}") for v in column) for column in group)],
-            *(
-                [row, *(_text(table, row, column, measured) for column in group)]
-                for row in table.rows
-            ),
-        ]
+        markdown(
+            [
+                ["", *(" ".join(TITLES.get(v, f"{v}") for v in column) for column in group)],
+                *([row, *(text(row, column) for column in group)] for row in rows),
+            ]
+        )
         for group in groups
     ]
 
 
 def _text(
-    table: Printed, row: str, column: Sequence[Any], measured: Mapping[Any, Mapping[str, Any]]
+    table: Printed, measured: Mapping[Any, Mapping[str, Any]], row: str, column: Column
 ) -> str:
     decimals = 3 if max(table.values.values(), default=100.0) <= 1 else 1
-    printed = table.values.get((row, tuple(column)))
+    printed = table.values.get((row, column))
     texts = ["–" if printed is None else f"{printed:.{decimals}f}"]
-    if cell := measured.get((row, tuple(column))):
+    if cell := measured.get((row, column)):
         if cell["value"] is None:
             texts.append(cell["reason"] or cell["state"])
         else:

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import papers, paths, run
 from experiments.papers import drawings, grade, printed, results
-from experiments.papers.answers import interval_of, needed, share
+from experiments.papers.answers import Score, interval_of, needed, share
 from experiments.paths import planning
 from experiments.paths.declare import SCALES, Cell, Experiment, Measured, Setup, Stage
 
@@ -138,6 +138,39 @@ def test_collect_without_a_stage_has_no_value(declared, tmp_path, capsys):
     run.main([f"--workdir={tmp_path}", "--collect"])
     cells = cells_of(tmp_path)
     assert cells["A", "sum"]["value"] == 2.0 and cells["B", "sum"]["state"] == "not run"
+    capsys.readouterr()
+
+
+def test_rows_are_compared_with_the_papers_system(declared, tmp_path, capsys):
+    rows = ["Q, base", "Q, own", "Q, bad", "R, base"]
+    table = printed.Printed(
+        "cirag", "table1", "Pairs", {"metric": ["f1"]}, rows, {}, "p < 0.05", ["own"]
+    )
+    assert [table.own_row(row) for row in rows] == ["Q, own", None, "Q, own", None]
+    cells = {(row, ("f1",)): Cell([("a", Score(row, "f1"))]) for row in rows}
+    setup = Setup({"a": Stage(f"{MADE_UP} --add=1")}, cells=cells)
+    declared(Experiment("cirag_table1", "Pairs", {"smoke": lambda: setup}, table))
+    flags = [f"--workdir={tmp_path}"]
+    assert run.main(flags) == 0
+    pair = {"difference": 0.125, "low": -0.03, "high": 0.2, "p": 0.01, "p_holm": 0.04}
+    result = {
+        "num_questions": 4,
+        "systems": {row: {"f1": {"value": 0.5, "low": 0.4, "high": 0.6}} for row in rows},
+        "differences": {
+            "Q, own-Q, base": {"f1": pair, "em": {**pair, "difference": 0.9}},
+            "R, base-Q, own": {"f1": pair},
+        },
+    }
+    (file,) = tmp_path.glob("*/result.json")
+    file.write_text(json.dumps(result))
+    assert run.main([*flags, "--collect"]) == 0
+    found = {row: cell["paired"] for (row, _), cell in cells_of(tmp_path).items()}
+    own = {"difference": -12.5, "low": -20.0, "high": 3.0, "p_holm": 0.04}
+    assert found == {"Q, base": pytest.approx(own), "Q, own": None, "Q, bad": None, "R, base": None}
+    page = (tmp_path / "reproduction.md").read_text()
+    assert "Statistics of the paper: p < 0.05. Ours: differences from Q, own on the" in page
+    (line,) = [line for line in page.splitlines() if "p = 0.040" in line]
+    assert line.split("|")[1:3] == [" Q, base ", " -12.5 [-20.0, +3.0], p = 0.040 "]
     capsys.readouterr()
 
 

@@ -105,6 +105,34 @@ def test_values_of_figures_are_in_the_text(shared_data):
                 assert re.search(rf"\b{re.escape(f'{value:g}')}", text), (table.name, value)
 
 
+def test_stated_tests_are_those_of_the_captions(shared_data):
+    for name, paper in printed.PAPERS.items():
+        text = test_papers.text_of(paper, shared_data.parent)
+        captions = re.findall(r"^Table (\d+)[:.](.*)", text, re.MULTILINE)
+        stated = {f"table{n}" for n, rest in captions if re.search(r"p-?\s*value\s*<", rest)}
+        tables = printed.tables(name).values()
+        assert {table.name for table in tables if "p <" in table.statistics} == stated
+        assert all(table.statistics for table in tables)
+
+
+def test_papers_systems_are_rows():
+    for paper in printed.PAPERS:
+        names = {row for table in printed.tables(paper).values() for row in table.rows}
+        for table in printed.tables(paper).values():
+            assert {*table.systems} <= names
+    own = {
+        f"{paper}_{table.name}": {row: table.own_row(row) for row in table.rows}
+        for paper in printed.PAPERS
+        for table in printed.tables(paper).values()
+    }
+    assert own["cirag_table1"]["NativeRAG"] == "Ours" and own["cirag_table1"]["Ours"] is None
+    assert own["cirag_table8"]["1000"] == "3000"
+    assert own["kirag_table11"]["Flan-T5, KiRAG-Doc"] == "Flan-T5, KiRAG"
+    assert own["kirag_table15"]["KiRAG (Mistral)"] == "KiRAG (Llama3)"
+    assert own["dualrag_table4"]["w/o FT"] == "DualRAG-FT"
+    assert own["c2rag_figure3"]["HippoRAG2, noise"] == "C2RAG, noise"
+
+
 def test_known_errata_stay_marked():
     """Contradictions between values, which readers must not take as targets."""
 
