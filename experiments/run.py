@@ -29,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from cirag_jax.errors import UserError
 from cirag_jax.io import check_arguments, one_line, say, standard_streams
 from experiments import papers, paths
-from experiments.papers import results
+from experiments.papers import costs, results
 from experiments.paths import planning, running
 from experiments.paths.declare import SCALES, Experiment
 
@@ -149,27 +149,35 @@ def _collect(
 
 
 def _list(experiments: Iterable[Experiment]) -> None:
+    shared: dict[str, dict[str, costs.Cost]] = {}  # scale -> stages of all tables
     for experiment in experiments:
         print(f"{experiment.name:<16}{', '.join(experiment.scales):<24}{experiment.title}")
         if experiment.table is not None:
-            _list_table(experiment)
+            _list_table(experiment, shared)
             continue
         for scale, setup in experiment.scales.items():
             variables = {n: v or "required" for n, v in setup().variables.items()}
             if variables:
                 shown = ", ".join(f"--set={n}=... ({v})" for n, v in variables.items())
                 print(f"{'':<16}{scale}: {shown}")
+    print("All tables and figures, with each shared stage counted once:")
+    for scale, stages in shared.items():
+        print(f"{'':<16}{scale}: {len(stages)} stages, {costs.text(stages.values(), scale)}")
+    print(f"{'':<16}--scale=paper --dry_run prints the hours of the trainings (launch/plan.py)")
 
 
-def _list_table(experiment: Experiment) -> None:
-    """Prints the state and the size of a table at each scale, and what it lacks."""
-    state = results.state(experiment, results.FOLDER)
+def _list_table(experiment: Experiment, shared: dict[str, dict[str, costs.Cost]]) -> None:
+    """Prints the state, the size and the cost of a table at each scale, and what it lacks.
+
+    Adds the costs of its stages to those of all tables.
+    """
     sizes = []
     for scale, setup in experiment.scales.items():
-        stages, cells = setup().stages, setup().cells
-        answers = sum("launch/answer.py" in stage.command for stage in stages.values())
-        sizes.append(f"{scale}: {len(cells)} cells, {len(stages)} stages ({answers} answer)")
-    print(f"{'':<16}{state}; {'; '.join(sizes)}")
+        own = costs.stages(setup(), scale)
+        shared.setdefault(scale, {}).update(own)
+        size = f"{len(setup().cells)} cells, {len(own)} stages"
+        sizes.append(f"{scale}: {size}, {costs.text(own.values(), scale)}")
+    print(f"{'':<16}{results.state(experiment, results.FOLDER)}; {'; '.join(sizes)}")
     for what, reason in {**experiment.unsupported, **experiment.missing}.items():
         print(f"{'':<16}{what}: {reason}")
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from experiments import papers, paths, run
-from experiments.papers import drawings, grade, printed, results
+from experiments.papers import costs, drawings, grade, printed, results
 from experiments.papers.answers import Score, interval_of, needed, share
 from experiments.paths import planning
 from experiments.paths.declare import SCALES, Cell, Experiment, Measured, Setup, Stage
@@ -92,6 +92,30 @@ def test_tables_share_the_runs_of_equal_systems():
     shared = {command.partition("methods/")[2].partition(".")[0] for command in first & steps}
     assert shared == {"cirag", "kirag", "ircot", "dualrag"}
     assert len(answers("cirag_table2") & answers("cirag_table3")) == 3  # one for each data set
+
+
+def test_costs_count_questions_and_shared_stages_once():
+    def cost_of(name, scale):
+        return costs.stages(papers.experiments()[name].scales[scale](), scale)
+
+    table = cost_of("cirag_table2", "paper")  # three systems, 1,000 questions of each benchmark
+    assert costs.text(table.values(), "paper") == "9,000 questions to answer, 1 trainings"
+    kirag = cost_of("kirag_figure4", "paper").values()  # five values of L, and all dev questions
+    assert sum(cost.questions for cost in kirag) == 5 * (7405 + 12576 + 2417)
+    small = cost_of("cirag_table3", "small")
+    seconds = [cost.seconds for cost in small.values() if cost.seconds]
+    assert seconds == [47 * 100] * 18  # six variants on three benchmarks
+    assert costs.text(small.values(), "small") == "about 24 h and 10 stages without an estimate"
+    latency = cost_of("cirag_figure6", "paper")  # one command answers with all systems
+    assert max(cost.questions for cost in latency.values()) == 7000
+    smoke = cost_of("cirag_table2", "smoke")
+    assert costs.text(smoke.values(), "smoke") == f"about {7 * len(smoke) / 60:.0f} min"
+    both = {**smoke, **cost_of("cirag_table3", "smoke")}
+    assert (
+        len(both) == len(smoke) + 18
+    )  # five further variants, and a comparison, on each benchmark
+    generated = cost_of("grade_table11", "paper").values()
+    assert "3 runs over generated questions" in costs.text(generated, "paper")
 
 
 def test_plan_of_a_table_has_valid_commands(tmp_path):
