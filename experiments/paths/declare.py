@@ -56,9 +56,11 @@ class Cell(NamedTuple):
 
     Attributes:
       sources: stages, and the functions that read their results.
+      summed: whether the cell is the sum instead.
     """
 
     sources: Sequence[tuple[str, Reader]]
+    summed: bool = False
 
     def measure(self, results: Mapping[str, Mapping[str, Any]]) -> Measured | None:
         """Returns the value, given the results of finished stages; None if one is missing."""
@@ -70,7 +72,8 @@ class Cell(NamedTuple):
         reasons = [value.reason for value in values if value.value is None]
         if reasons:
             return Measured(None, reason=reasons[0])
-        mean = math.fsum(value.value or 0.0 for value in values) / len(values)
+        total = math.fsum(value.value or 0.0 for value in values)
+        mean = total if self.summed else total / len(values)
         return Measured(mean, count=sum(value.count or 0 for value in values))
 
 

