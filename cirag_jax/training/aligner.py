@@ -157,11 +157,18 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "truncated_texts": _report_truncated(config, truncated),
         "num_chains": len(chains),
         "num_dev_questions": num_dev,
+        "num_dev_chains": len(dev_chains),
+        "mean_chain_length": _mean_length(chains),
+        "mean_dev_chain_length": _mean_length(dev_chains),
         "seconds": round(time.monotonic() - start, 1),
     }
 
 
 # ---------------------------------------------------------------------------------------- one step
+
+
+def _mean_length(chains: Sequence[chains_lib.Chain]) -> float | None:
+    return sum(len(chain.steps) for chain in chains) / len(chains) if chains else None
 
 
 def _inputs(config: Config) -> dict[str, list[str]]:

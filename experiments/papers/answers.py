@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from cirag_jax import config_files
 from experiments.papers.printed import Column, Printed, tables
 from experiments.paths.declare import (
-    SCALES,
     Cell,
     Experiment,
     Measured,
@@ -376,8 +375,39 @@ def _experiment(
     return Experiment(name, table.title, setups, table, rows, unsupported)
 
 
-def without_stages(paper: str, name: str, reason: str) -> Experiment:
-    """Returns the experiment of a table that no stage fills yet, with the reason."""
+def counted(
+    paper: str,
+    name: str,
+    cell: Callable[[str, Mapping[str, Any], Bench], Cell | None],
+    scales: Mapping[str, Callable[[], Bench]],
+    missing: Mapping[str, str] | None = None,
+    unsupported: Mapping[str, str] | None = None,
+) -> Experiment:
+    """Returns the experiment of a table of counts, which are read from the stages of a bench.
+
+    Args:
+      paper: a name of `printed.PAPERS`.
+      name: the name of the table.
+      cell: returns a cell from its row, the values of its axes and the bench; None if not run.
+      scales: the bench of each scale.
+      missing: as in `Experiment`.
+      unsupported: as in `Experiment`.
+    """
     table = tables(paper)[name]
-    unsupported = {scale: reason for scale in SCALES}
-    return Experiment(f"{paper}_{name}", table.title, {}, table, unsupported=unsupported)
+
+    def setup(bench: Bench) -> Setup:
+        found = {
+            (row, column): cell(row, table.axis_values(column), bench)
+            for row in table.rows
+            for column in table.columns
+        }
+        cells = {key: value for key, value in found.items() if value is not None}
+        return Setup(needed(bench.stages, cells), bench.variables, bench.server, cells)
+
+    setups = {
+        scale: functools.cache(lambda bench=bench: setup(bench()))
+        for scale, bench in scales.items()
+    }
+    return Experiment(
+        f"{paper}_{name}", table.title, setups, table, missing or {}, unsupported or {}
+    )

@@ -10,13 +10,12 @@ from experiments.papers.answers import (
     Answers,
     Bench,
     System,
+    counted,
     declare,
-    needed,
     share,
 )
-from experiments.papers.printed import tables
 from experiments.paths import dualrag
-from experiments.paths.declare import Cell, Experiment, Measured, Reader, Setup
+from experiments.paths.declare import Cell, Measured, Reader
 
 DUALRAG = System("DualRAG", "dualrag:paper")
 FINE_TUNED = dataclasses.replace(
@@ -90,25 +89,11 @@ def _number(role: str) -> Reader:
     return lambda result: Measured(result["examples"][role])
 
 
-def _counts(bench: Bench) -> Setup:
+def _examples(row: str, axes: Mapping[str, Any], bench: Bench) -> Cell:
     """Table 1: the examples of each role, over all benchmarks."""
-    table = tables("dualrag")["table1"]
     distilled = [name for name in bench.stages if name.startswith("distill_ft")]
-    cells = {
-        (row, column): Cell([(n, _number(role)) for n in distilled for role in _COUNTED[row]], True)
-        for row in table.rows
-        for column in table.columns
-    }
-    return Setup(needed(bench.stages, cells), bench.variables, bench.server, cells)
-
-
-def _experiment_of_counts() -> Experiment:
-    table = tables("dualrag")["table1"]
-    setups = {
-        scale: functools.cache(lambda bench=bench: _counts(bench()))
-        for scale, bench in _SCALES.items()
-    }
-    return Experiment("dualrag_table1", table.title, setups, table)
+    sources = [(name, _number(role)) for name in distilled for role in _COUNTED[row]]
+    return Cell(sources, summed=True)
 
 
 _SCALES = {"smoke": smoke, "small": benches.small, "paper": paper}
@@ -117,7 +102,7 @@ _SCORING = "--config.profile=dualrag"
 _JUDGE = "--config.profile=dualrag --config.text=response"
 _BIG, _SMALL = {"model": "Qwen2.5-72B"}, {"model": "Qwen2.5-7B"}
 EXPERIMENTS = [
-    _experiment_of_counts(),
+    counted("dualrag", "table1", _examples, _SCALES),
     *declare(
         "dualrag",
         {

@@ -164,6 +164,36 @@ def test_students_of_dualrag_play_the_trained_roles():
     assert models == {"Qwen2.5-7B"}  # as in the paper
 
 
+def test_kirags_counts_are_read_from_extraction_and_training():
+    made_by = {
+        "prepare_two_wiki": {"num_questions": {"train": 9, "dev": 7}, "num_passages": 40},
+        "prepare_hotpotqa": {"num_questions": {"dev": 8}, "num_passages": 41},
+        "abstracts": {"num_passages": 500},
+        "extract_two_wiki": {"triples": 60, "passages": 40},
+        "train": {
+            "num_chains": 6, "num_dev_chains": 2, "mean_chain_length": 2.5,
+            "mean_dev_chain_length": 2.0,
+        },
+    }  # fmt: skip
+    found = {
+        (name, row, *column): cell.measure(made_by).value
+        for name in ("kirag_table6", "kirag_table7")
+        for (row, column), cell in papers.experiments()[name].scales["paper"]().cells.items()
+        if "musique" not in column
+    }
+    assert found == {
+        ("kirag_table6", "questions", "hotpotqa"): 8,
+        ("kirag_table6", "questions", "two_wiki"): 7,
+        ("kirag_table6", "passages", "hotpotqa"): 500,
+        ("kirag_table6", "passages", "two_wiki"): 40,
+        ("kirag_table6", "triples per passage", "two_wiki"): 1.5,
+        ("kirag_table7", "questions", "train"): 6,
+        ("kirag_table7", "questions", "dev"): 2,
+        ("kirag_table7", "mean chain length", "train"): 2.5,
+        ("kirag_table7", "mean chain length", "dev"): 2.0,
+    }
+
+
 def test_examples_of_dualrags_student_are_summed_over_benchmarks():
     setup = papers.experiments()["dualrag_table1"].scales["paper"]()
     examples = {"reasoner": 5, "entity_identifier": 3, "summarizer": 4}

@@ -208,6 +208,7 @@ def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
     config.eval_every = 1
     result = aligner.train_and_evaluate(config, tmp_path / "w")
     assert (result["num_chains"], result["num_dev_questions"]) == (6 + 4, 4)
+    assert result["num_dev_chains"] == 4 and 1 <= result["mean_dev_chain_length"] <= 4
     with Checkpoints(tmp_path / "w", read_only=True) as checkpoints:
         train_ids = set(checkpoints.meta()["trained_on"])
     assert len(train_ids) == 10 and not train_ids & {"other2", "other3"}
