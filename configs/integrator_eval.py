@@ -74,13 +74,11 @@ def get_config() -> Any:
     config.prompt_format = placeholder(str)  # Prompt format: multi_turn | paper | compact
     config.few_shot = placeholder(bool)  # Start the prompt with the worked example.
     config.prefilled_headers = False  # Prompt the student section by section.
-    config.keep_above = 0.0  # See configs/methods/cirag.py; chosen on dev_tune.
     config.match_cutoff = 0.8  # See configs/methods/cirag.py.
     # The aligner's threshold, as in configs/methods/cirag.py; chosen on dev_tune. The aligner is
     # the ranker of the trajectories, so collect these with --config.encoder.model=ALIGNER.
     config.stop_below = -1.0
     config.base = ConfigDict()
-    config.base.keep_above = 0.0  # keep_above for the model without the checkpoint.
     config.base.run = True  # Also evaluate the model without the checkpoint.
     config.base.prefilled_headers = True  # Prompt the base model section by section.
     config.base.few_shot = placeholder(bool)

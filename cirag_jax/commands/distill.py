@@ -236,11 +236,6 @@ def _check(config: Config) -> CiragConfig:
                 f"config.cirag.prompt_format={settings.prompt_format!r} is not supported: the "
                 "annotation teacher needs multi_turn for triples; students may use another format."
             )
-        if settings.keep_above:
-            raise UserError(
-                f"config.cirag.keep_above={settings.keep_above} is not supported: the annotation "
-                "teacher has no probabilities; set it when you run the student."
-            )
         if settings.needs.triples and config.triples == ONLINE:
             raise UserError(
                 "config.triples=online is not supported: the annotation teacher needs all triples "

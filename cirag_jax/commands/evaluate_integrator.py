@@ -26,7 +26,7 @@ from cirag_jax.types import Config, Dataset, Trajectory, Triple
 
 FILE = "decisions.jsonl"
 ANNOTATIONS = "annotations"  # the teacher that decides according to gold annotations
-_SHOWN = (*PROMPT_FIELDS, "keep_above", "prefilled_headers", "match_cutoff")
+_SHOWN = (*PROMPT_FIELDS, "prefilled_headers", "match_cutoff")
 
 COLUMNS = (
     Column("core F1 [95 %]", "teacher/f1", percent_with_bounds),
@@ -187,7 +187,6 @@ def _cirag_config(config: Config, name: str, prompt: Mapping[str, Any]) -> Cirag
     few_shot = prompt["few_shot"] if block.few_shot is None else block.few_shot
     return CiragConfig(
         **{**prompt, "few_shot": few_shot},
-        keep_above=block.keep_above,
         prefilled_headers=block.prefilled_headers,
         match_cutoff=config.match_cutoff,
     )

@@ -485,13 +485,6 @@ def test_distill_bad_setting_is_one_sentence(folders, tmp_path, capsys, override
     assert not (tmp_path / trajectories.FILE).exists()
 
 
-def test_distill_annotation_teacher_refuses_keep_above(folders, tmp_path, capsys):
-    argv = arguments(folders, tmp_path, *SENTENCES, "cirag.keep_above=0.5")
-    assert "config.cirag.keep_above=0.5 is not supported: the annotation teacher" in fails(
-        capsys, argv
-    )
-
-
 def test_distill_correct_only_of_llm_needs_answers(folders, tmp_path, capsys):
     message = fails(capsys, arguments(folders, tmp_path, "keep=correct_only", teacher="llm"))
     assert "config.keep=correct_only needs config.answer=true" in message

@@ -396,9 +396,6 @@ def test_check_prefilled_headers_need_continue_final():
     needs = CiragConfig(prefilled_headers=True).needs
     with pytest.raises(UserError, match="config.integrator.backend=openai .* continue_final"):
         opening.check(config, needs)
-    needs = CiragConfig(prompt_format="compact", keep_above=0.5).needs
-    with pytest.raises(UserError, match="does not support continue_final and score"):
-        opening.check(config, needs)
 
 
 def test_needs_cirag_without_rounds_is_only_a_reader(folders, tmp_path):

@@ -39,7 +39,7 @@ def ask_model(state: State, candidates: Sequence[Fact]) -> Program[Decision]:
         few_shot=config.few_shot,
         units=config.units,
     )
-    text, truncated = yield from write_decision(messages, len(candidates), config)
+    text, truncated = yield from write_decision(messages, config)
     decision = prompts.parse_decision(
         text,
         candidates,

@@ -53,9 +53,6 @@ class CiragConfig(CascadeConfig):
       prefilled_headers: prefill the headers of the response, which helps small integrators follow
         the format; the backend must be able to continue an assistant turn.
       few_shot: show the integrator a worked example (two in ``compact``); the paper shows none.
-      keep_above: keep every candidate whose number has at least this probability, among all
-        numbers and "none"; needs prompt_format=compact. 0 keeps the candidates whose numbers the
-        integrator writes.
       integrator: model (paper); aligner (keeps the best candidates and searches with the question
         and the chain, as KiRAG does without its constructor); or top_k (a baseline: keeps the three
         best candidates and repeats the question).
@@ -97,7 +94,6 @@ class CiragConfig(CascadeConfig):
     only_new: bool = False
     prefilled_headers: bool = False
     few_shot: bool = False
-    keep_above: UnitInterval = 0.0
     integrator: Literal["model", "aligner", "top_k"] = "model"
     stop_below: float = -1.0
     keep: PositiveInt = 1
@@ -117,8 +113,6 @@ class CiragConfig(CascadeConfig):
                 f"granularities={self.granularities!r} must be one or more of "
                 f"{', '.join(UNIT_KINDS)}, in this order."
             )
-        if self.keep_above and (self.prompt_format != "compact" or self.prefilled_headers):
-            raise UserError("keep_above needs prompt_format=compact and prefilled_headers=false.")
         by_model = self.units == "sentence" and self.integrator == "model"
         if by_model and self.prompt_format != "compact":
             raise UserError(
@@ -145,9 +139,7 @@ class CiragConfig(CascadeConfig):
         has_rounds = self.max_steps > 0
         asks_model = has_rounds and self.integrator == "model"
         abilities: dict[str, tuple[Ability, ...]] = {}
-        if asks_model and self.keep_above:
-            abilities["integrator"] = ("continue_final", "score")
-        elif asks_model and self.prefilled_headers:
+        if asks_model and self.prefilled_headers:
             abilities["integrator"] = ("continue_final",)
         if self.answer_logprobs or self.router is not None:
             abilities["reader"] = ("logprobs",)

@@ -1,11 +1,9 @@
 """CIRAG: rounds, construction and integration, with fake handlers."""
 
-import math
-
 import pytest
 
 from cirag_jax.methods.cirag.integrators import keep_top
-from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve, Score
+from cirag_jax.runtime.requests import Generate, Generated, Rank, Retrieve
 from cirag_jax.types import Triple
 from tests.methods.ada import (
     ADA,
@@ -344,35 +342,6 @@ def test_compact_format_keeps_candidates_by_number():
         step.candidates[:1] for step in prediction.steps
     ]
     assert prediction.steps[1].query == "In which province is Lund?"
-
-
-def test_keep_above_keeps_probable_candidates():
-    """Only candidates whose probability is above the threshold are kept.
-
-    Round 1 lists BORN, PAINTS and MINE by number; round 2 PLACE, CHURCH, BORN and PAINTS.
-    """
-    scores = [[math.log(p) for p in row] for row in ((0.4, 0.1, 0.3, 0.2), (0.1,) * 4 + (0.6,))]
-    texts = [scores[0], " In which province is Lund? ", scores[1], Generated(" done", "length")]
-    fakes = fake(texts, [ANSWER])
-    result = run(fakes, prompt_format="compact", keep_above=0.25)
-    asked = [*fakes.received(Score), *fakes.received(Generate, "integrator")]
-    assert [r.continuations for r in asked[:2]] == [
-        (" 1\n", " 2\n", " 3\n", " none\n"),
-        (" 1\n", " 2\n", " 3\n", " 4\n", " none\n"),
-    ]
-    assert [r.messages[-1].text for r in asked] == [
-        "Keep:", "Keep:", "Keep: 1 3\nNext:", "Keep: none\nNext:"
-    ]  # fmt: skip
-    assert all(r.continue_final and r.messages[-1].role == "assistant" for r in asked)
-    assert [step.kept for step in result.steps] == [(BORN, MINE), ()]
-    assert [step.next_query for step in result.steps] == [NEXT, None]
-    assert result.steps[0].response == f"Keep: 1 3\nNext: {NEXT}"
-    assert result.parse_errors == {"truncated": 1}
-    # The next round shows the decision as if the integrator had written it.
-    assert asked[1].messages[2].text == f"Keep: 1 3\nNext: {NEXT}"
-    # Probabilities are relative to the listed choices.
-    fakes = fake([[x - 5.0 for x in scores[0]], " done"], [ANSWER])
-    assert run(fakes, prompt_format="compact", keep_above=0.35).steps[0].kept == (BORN,)
 
 
 @pytest.mark.parametrize("prompt_format", ["multi_turn", "paper", "compact"])
