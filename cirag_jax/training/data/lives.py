@@ -1,11 +1,9 @@
 """Generates a dataset about made-up families and works, to train readers.
 
-Passages about people state birth and death, father and mother, a school attended and a school
-founded, or the years of joining and retirement, next to each other. A model that was trained on few
-such passages confuses them. This dataset can have any number of such passages, with all facts
-annotated. The facts are made up, so a reader cannot know the answers without reading. Some
-questions ask for yes or no; a wrong value is the value of another relation of the same person. All
-questions belong to the split ``train``.
+Passages about people state birth and death, or father and mother, next to each other. A model that
+was trained on few such passages confuses the two. This dataset can have any number of such
+passages, with all facts annotated. The facts are made up, so a reader cannot know the answers
+without reading. All questions belong to the split ``train``.
 """
 
 import functools
@@ -24,14 +22,8 @@ _TEXTS: Mapping[str, Any] = tomllib.loads(
 _NAMES, _SENTENCES, _WORKS = _TEXTS["names"], _TEXTS["sentences"], _TEXTS["works"]
 _ASKS: Mapping[str, Sequence[str]] = _TEXTS["asks"]
 _MAKERS: Mapping[str, Sequence[str]] = _TEXTS["makers"]
-_CHECKS: Mapping[str, Sequence[str]] = _TEXTS["checks"]
 _KIN: Mapping[str, Mapping[str, str]] = _TEXTS["kin"]
-# Topics of optional sentences.
-_BODY = (
-    *("birth", "parents", "spouse", "child", "career", "school", "pupil", "founding", "posts"),
-    *("leaving", "succession", "home"),
-)
-_ALIKE = {relation: group for group in _TEXTS["alike"].values() for relation in group}
+_BODY = ("birth", "parents", "spouse", "child", "career")  # Topics of optional sentences.
 _COUNTRIES = list(_TEXTS["countries"].items())  # (adjective, towns)
 
 
@@ -104,22 +96,12 @@ def _question(
     title = first.passage.title
     if last.tail == title:
         return None
-    answer = last.tail
-    alike = [
-        fact
-        for fact in second.facts
-        if fact.relation in _ALIKE.get(last.relation, ()) and fact.tail != last.tail
-    ]
-    if last.relation in _CHECKS and alike and rng.random() < 0.4:
-        asked, answer = ((last, "yes"), (_pick(alike, rng), "no"))[int(rng.integers(2))]
-        named = _named(link.relation, first, rng)
-        text = _pick(_CHECKS[last.relation], rng).format(named, asked.tail)
     gold = (first.passage.id, second.passage.id)
     others = [ids[i] for i in rng.integers(len(ids), size=10) if ids[i] not in gold]
     return Question(
         key,
         text,
-        (answer,),
+        (last.tail,),
         type="compositional",
         hops=2,
         split="train",
@@ -175,21 +157,6 @@ def _person(woman: bool, surname: str, year: int, rng: Any, used: set[str]) -> d
         "school": _pick(_NAMES["schools"], rng).format(_town(rng)),
         "cause": _pick(_NAMES["causes"], rng),
         "award": _pick(_NAMES["awards"], rng),
-        **_career(year, rng),
-    }
-
-
-def _career(year: int, rng: Any) -> dict[str, Any]:
-    """Returns where a person born in ``year`` worked and lived, and what he or she founded."""
-    employers, founded = _NAMES["employers"], _pick(_NAMES["founded"], rng).format(_town(rng))
-    return {
-        "foundation": founded,
-        "founding_year": str(year + int(rng.integers(21, 26))),
-        "first_employer": _pick(employers, rng).format(_town(rng)),
-        "employer": _pick(employers, rng).format(_town(rng)),
-        "joining_year": str(year + int(rng.integers(18, 29))),
-        "leaving_year": str(year + int(rng.integers(40, 68))),
-        "home": _town(rng),
     }
 
 
@@ -199,8 +166,6 @@ def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
     for role, female, surname in (
         ("father", False, person["surname"]), ("mother", True, None), ("spouse", not woman, None),
         ("sibling", woman, person["surname"]), ("in_law", False, None), ("offspring", True, None),
-        ("teacher", False, None), ("student", True, None), ("predecessor", False, None),
-        ("successor", True, None),
     ):  # fmt: skip
         person.setdefault(role, _new_name(female, rng, used, surname))
     short = _pick(("she" if woman else "he", person["name"], person["name"].split()[-1]), rng)
@@ -226,20 +191,12 @@ def _life(person: dict[str, Any], rng: Any, used: set[str]) -> _Page:
         "educated at": person["school"],
         "cause of death": person["cause"],
         "award received": person["award"],
-        "founded": person["foundation"],
-        "year of the founding": person["founding_year"],
-        "employer": person["employer"],
-        "first employer": person["first_employer"],
-        "year of joining": person["joining_year"],
-        "year of retirement": person["leaving_year"],
-        "residence": person["home"],
-        **{name: person[name] for name in ("teacher", "student", "predecessor", "successor")},
         **{name: person[name] for name in ("father", "mother", "spouse")},
     }
     body = [_pick(_SENTENCES[kind], rng) for kind in _BODY]
     body += list(rng.choice(_SENTENCES["filler"], int(rng.integers(0, 3)), replace=False))
     order = rng.permutation(len(body))
-    templates = [_pick(_SENTENCES["opening"], rng), *(body[i] for i in order[: rng.integers(3, 8)])]
+    templates = [_pick(_SENTENCES["opening"], rng), *(body[i] for i in order[: rng.integers(2, 6)])]
     sentences, facts = [], []
     for index, template in enumerate(templates):
         sentences.append(template["text"].format(**slots, elsewhere=_town(rng)))
@@ -260,13 +217,12 @@ def _work(key: str, maker: dict[str, Any], rng: Any, used: set[str]) -> _Page:
         text.format(title=title, maker=maker["name"], year=year, nation=maker["nation"], **added)
         for text in work["sentences"]
     ]
-    place = (key, next(n for n, text in enumerate(sentences) if maker["name"] in text))
+    place = (key, len(sentences) - 1)
     sentences.append(f"It is known beyond {_town(rng)}.")
     passage = Passage(key, title, " ".join(sentences), tuple(sentences))
-    dated = (key, next(n for n, text in enumerate(sentences) if str(year) in text))
     facts = (
         _Fact(work["relation"], maker["name"], place),
-        _Fact("publication date", str(year), dated),
+        _Fact("publication date", str(year), place),
     )
     return _Page(passage, facts)
 

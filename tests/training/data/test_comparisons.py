@@ -11,7 +11,7 @@ from cirag_jax.types import Dataset, Passage, Question
 
 @pytest.fixture(scope="module")
 def recombined():
-    dataset = lives.build(1200, seed=5)
+    dataset = lives.build(600, seed=5)
     return dataset, comparisons.recombine(dataset, dataset.questions, 200, seed=0)
 
 
