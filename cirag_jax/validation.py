@@ -43,6 +43,16 @@ def check_fields(settings: Any, kind: type[Any] | None = None, prefix: str = "")
             check_value(f"{prefix}{name}", value, annotation)
 
 
+def check_at_most(settings: Any, limit: str, *names: str) -> None:
+    """Raises `UserError` if one of the fields ``names`` is above the field ``limit``."""
+    for name in names:
+        if getattr(settings, name) > getattr(settings, limit):
+            raise UserError(
+                f"{name}={getattr(settings, name)} must not exceed "
+                f"{limit}={getattr(settings, limit)}."
+            )
+
+
 def check_value(field: str, value: Any, annotation: Any) -> None:
     """Raises `UserError` if the value of ``field`` does not fit ``annotation``."""
     try:

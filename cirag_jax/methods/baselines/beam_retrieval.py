@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cirag_jax.datasets.chains import passage_text, query_text
 from cirag_jax.methods.common.evidence import best_scores
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
@@ -76,13 +77,8 @@ def beam_retrieval(question: Question, config: BeamRetrievalConfig) -> Program[P
     passages = ranked[: config.num_read]
     attempt = yield from read(question.question, "passage", passages, config.reader_format, errors)
     others = (passage_id for step in steps for passage_id in step.passages)
-    return Prediction(
-        attempt.answer,
-        "passage",
-        tuple(dict.fromkeys([*(passage.id for passage in ranked), *others])),
-        steps=tuple(steps),
-        attempts=(attempt,),
-        parse_errors=dict(errors),
+    return passage_prediction(
+        dict.fromkeys([*(passage.id for passage in ranked), *others]), steps, [attempt], errors
     )
 
 

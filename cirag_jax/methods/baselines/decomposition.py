@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.common.tolerant_json import find_json
@@ -99,14 +100,7 @@ def decomposition(question: Question, config: DecompositionConfig) -> Program[Pr
         response=response.text,
         more_queries=tuple(more),
     )
-    return Prediction(
-        attempt.answer,
-        "passage",
-        ids,
-        steps=(step,),
-        attempts=(attempt,),
-        parse_errors=dict(errors),
-    )
+    return passage_prediction(ids, [step], [attempt], errors)
 
 
 def _render(config: DecompositionConfig) -> None:

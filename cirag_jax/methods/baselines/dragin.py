@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cirag_jax.methods.common.evidence import best_scores
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.reading import NO_MINIMUM, search
 from cirag_jax.methods.common.writing import (
     PROMPT,
@@ -131,14 +132,7 @@ def dragin(question: Question, config: DraginConfig) -> Program[Prediction]:
     attempt = yield from answer_of(
         text, written, ranked[: config.num_passages], config.reader_format, errors
     )
-    return Prediction(
-        attempt.answer,
-        "passage",
-        tuple(passage.id for passage in ranked),
-        steps=tuple(steps),
-        attempts=(attempt,),
-        parse_errors={kind: count for kind, count in sorted(errors.items()) if count},
-    )
+    return passage_prediction((passage.id for passage in ranked), steps, [attempt], errors)
 
 
 # --------------------------------------------------------------- when to retrieve (section 3.1)

@@ -10,6 +10,7 @@ from typing import Literal
 from cirag_jax.llm.types import Message, Token
 from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import NO_MINIMUM, search
 from cirag_jax.methods.common.writing import (
@@ -159,14 +160,7 @@ def flare(question: Question, config: FlareConfig) -> Program[Prediction]:
     attempt = yield from answer_of(
         text, " ".join(written), ranked[: config.num_passages], config.reader_format, errors
     )
-    return Prediction(
-        attempt.answer,
-        "passage",
-        tuple(passage.id for passage in ranked),
-        steps=tuple(steps),
-        attempts=(attempt,),
-        parse_errors={kind: count for kind, count in sorted(errors.items()) if count},
-    )
+    return passage_prediction((passage.id for passage in ranked), steps, [attempt], errors)
 
 
 def queries_for(

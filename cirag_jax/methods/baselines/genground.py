@@ -12,6 +12,7 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.prompt_parts import object_schema, one_line
 from cirag_jax.methods.common.reading import (
     NO_MINIMUM,
@@ -106,14 +107,7 @@ def genground(question: Question, config: GengroundConfig) -> Program[Prediction
         steps.append(Step(query, ids, kept=kept, response=response.text, notes=notes))
     ranked = dict.fromkeys([*supporting, *(name for step in steps for name in step.passages)])
     attempt = yield from _answer(text, pairs, tuple(supporting.values()), config, errors)
-    return Prediction(
-        attempt.answer,
-        "passage",
-        tuple(ranked),
-        steps=tuple(steps),
-        attempts=(attempt,),
-        parse_errors={kind: count for kind, count in sorted(errors.items()) if count},
-    )
+    return passage_prediction(ranked, steps, [attempt], errors)
 
 
 def _render(config: GengroundConfig) -> None:

@@ -37,7 +37,7 @@ from cirag_jax.types import (
     Triple,
     UnitInterval,
 )
-from cirag_jax.validation import check_fields
+from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +80,7 @@ class Hipporag2Config:
         check_fields(self)
         if not 0 < self.restart < 1:
             raise UserError(f"restart={self.restart} must lie between 0 and 1.")
-        if self.num_read > self.num_passages:
-            raise UserError(
-                f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
-            )
+        check_at_most(self, "num_passages", "num_read")
 
     @property
     def needs(self) -> Needs:

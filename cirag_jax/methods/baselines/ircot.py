@@ -13,6 +13,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
 from cirag_jax.methods.common.written_answers import FINAL, first_sentence, written_answer
 from cirag_jax.methods.registry import Method
@@ -133,14 +134,7 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
         attempt = yield from read(
             question.question, "passage", passages, config.reader_format, errors
         )
-    return Prediction(
-        attempt.answer,
-        "passage",
-        tuple(passage.id for passage in ranked),
-        steps=tuple(steps),
-        attempts=(attempt,),
-        parse_errors={kind: count for kind, count in sorted(errors.items()) if count},
-    )
+    return passage_prediction((passage.id for passage in ranked), steps, [attempt], errors)
 
 
 # -------------------------------------------------------------------------------------- prompts

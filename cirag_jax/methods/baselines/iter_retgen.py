@@ -4,13 +4,13 @@ import collections
 import dataclasses
 from typing import Literal
 
-from cirag_jax.errors import UserError
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieved
 from cirag_jax.types import Count, PositiveInt, Prediction, Question, Step
-from cirag_jax.validation import check_fields
+from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +39,7 @@ class IterRetgenConfig:
 
     def __post_init__(self):
         check_fields(self)
-        if self.num_read > self.num_passages:
-            raise UserError(
-                f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
-            )
+        check_at_most(self, "num_passages", "num_read")
 
     @property
     def needs(self) -> Needs:
@@ -81,13 +78,8 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
         steps.append(Step(query, ids, next_query=next_query, response=attempt.response))
         query = next_query
     steps[-1] = dataclasses.replace(steps[-1], next_query=None)
-    return Prediction(
-        attempts[-1].answer,
-        "passage",
-        tuple(passage.id for passage in retrieved.passages),
-        steps=tuple(steps),
-        attempts=tuple(attempts),
-        parse_errors=dict(errors),
+    return passage_prediction(
+        (passage.id for passage in retrieved.passages), steps, attempts, errors
     )
 
 

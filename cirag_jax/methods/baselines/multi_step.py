@@ -4,14 +4,14 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from cirag_jax.errors import UserError
 from cirag_jax.methods.common.evidence import passage_line
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import NO_MINIMUM, ReaderFormat, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
-from cirag_jax.validation import check_fields
+from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,7 @@ class MultiStepConfig:
 
     def __post_init__(self):
         check_fields(self)
-        for name in ("num_read", "num_in_query"):
-            if getattr(self, name) > self.num_passages:
-                raise UserError(
-                    f"{name}={getattr(self, name)} must not exceed "
-                    f"num_passages={self.num_passages}."
-                )
+        check_at_most(self, "num_passages", "num_read", "num_in_query")
 
     @property
     def needs(self) -> Needs:
@@ -76,14 +71,7 @@ def multi_step(question: Question, config: MultiStepConfig) -> Program[Predictio
             break
         query = next_query
     ranked = dict.fromkeys(name for step in reversed(steps) for name in step.passages)
-    return Prediction(
-        attempts[-1].answer,
-        "passage",
-        tuple(ranked),
-        steps=tuple(steps),
-        attempts=tuple(attempts),
-        parse_errors=dict(errors),
-    )
+    return passage_prediction(ranked, steps, attempts, errors)
 
 
 METHOD = Method(

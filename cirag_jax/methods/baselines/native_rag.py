@@ -20,7 +20,7 @@ from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Extract, Extracted, Needs, Program, Rank, Ranked
 from cirag_jax.triples.normalization import Normalization, merge_sources
 from cirag_jax.types import Count, Passage, PositiveInt, Prediction, Question, Step, Triple
-from cirag_jax.validation import check_fields
+from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +49,8 @@ class NativeRagConfig:
 
     def __post_init__(self):
         check_fields(self)
-        if self.units == "passage" and self.num_read > self.num_passages:
-            raise UserError(
-                f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
-            )
+        if self.units == "passage":
+            check_at_most(self, "num_passages", "num_read")
         if self.rerank_from and self.rerank_from < self.num_passages:
             raise UserError(
                 f"rerank_from={self.rerank_from} must be 0 or at least "

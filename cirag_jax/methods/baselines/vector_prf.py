@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cirag_jax.errors import UserError
+from cirag_jax.methods.common.predictions import passage_prediction
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieve, Retrieved
@@ -21,7 +22,7 @@ from cirag_jax.types import (
     Question,
     Step,
 )
-from cirag_jax.validation import check_fields
+from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +52,7 @@ class VectorPrfConfig:
 
     def __post_init__(self):
         check_fields(self)
-        if self.num_read > self.num_passages:
-            raise UserError(
-                f"num_read={self.num_read} must not exceed num_passages={self.num_passages}."
-            )
+        check_at_most(self, "num_passages", "num_read")
         if self.combination == "rocchio" and not self.alpha + self.beta > 0:
             raise UserError("combination=rocchio needs an alpha or a beta above 0.")
 
@@ -63,7 +61,8 @@ def vector_prf(question: Question, config: VectorPrfConfig) -> Program[Predictio
     """Answers a question: retrieves, retrieves again with feedback, and reads."""
     text, errors = question.question, collections.Counter[str]()
     first: Retrieved = yield Retrieve(text, config.num_feedback)
-    steps = [Step(text, tuple(p.id for p in first.passages))]
+    ids = tuple(passage.id for passage in first.passages)
+    steps = [Step(text, ids)]
     retrieved = first
     if first.passages:
         retrieved = yield Retrieve(text, config.num_passages, feedback_from(first.passages, config))
@@ -73,14 +72,7 @@ def vector_prf(question: Question, config: VectorPrfConfig) -> Program[Predictio
         )
     passages = retrieved.passages[: config.num_read]
     attempt = yield from read(text, "passage", passages, config.reader_format, errors)
-    return Prediction(
-        attempt.answer,
-        "passage",
-        tuple(passage.id for passage in retrieved.passages),
-        steps=tuple(steps),
-        attempts=(attempt,),
-        parse_errors=dict(errors),
-    )
+    return passage_prediction(ids, steps, [attempt], errors)
 
 
 METHOD = Method(
