@@ -100,10 +100,6 @@ def base() -> Any:
     """Returns the values that all presets share."""
     config = trainer("integrator")
     config.trajectories = placeholder(object)  # A workdir or .jsonl file, or a tuple of them.
-    # Dataset folders ("demo" is the built-in one) whose decomposed training questions, selected by
-    # config.data, are additional examples of writing a query from known facts.
-    config.query_folders = placeholder(object)
-    config.data = common.data(split="train")
     # Loss weights of tokens that name kept candidates, and of tokens that state that nothing is
     # missing; a token of a next query has weight 1.
     config.kept_weight = config.stop_weight = 1.0

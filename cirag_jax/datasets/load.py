@@ -69,8 +69,7 @@ def of_folder(
 ) -> Config:
     """Returns a copy of ``data`` for one of its folders, with the triples of this folder.
 
-    The folders are those of ``data.dir``, or else ``folders``, which come from ``field``. For any
-    other folder, ``triples`` is null.
+    The folders are those of ``data.dir``, or else ``folders``, which come from ``field``.
     """
     folders = _folders(data) if folders is None else tuple(folders)
     sources = getattr(data, "triples", None)
@@ -81,7 +80,7 @@ def of_folder(
             f"{len(folders)} folders; give one entry per folder (null is its openie.jsonl)."
         )
     own = ConfigDict({**data.to_dict(), "dir": folder, "triples": None})
-    if sources is not None and folder in folders:
+    if sources is not None:
         own.triples = listed[folders.index(folder)]
     return own
 

@@ -64,7 +64,6 @@ def test_load_datasets_each_folder_has_its_own_source(sources, tmp_path):
     config.triples = (str(sources / "hippo.json"), None)
     first, second = load.load_datasets(config)
     assert first.triples == second.triples == tiny.dataset().triples
-    assert load.of_folder(config, "elsewhere").triples is None
     # A reader's folders are in config.folders.
     named = data_of(sources)
     named.dir, named.triples = None, (str(sources / "hippo.json"), None)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +29,6 @@ from cirag_jax.training.data import comparisons, lives
 from cirag_jax.training.data import reading_examples as readings_lib
 from cirag_jax.training.data.examples import Example, Part, trajectory_examples
 from cirag_jax.training.data.extraction_examples import extraction_examples
-from cirag_jax.training.data.query_examples import WEIGHTS, written_queries
 from cirag_jax.training.data.reading_examples import Reading, ReadingSettings
 from cirag_jax.training.data.role_examples import role_examples
 from cirag_jax.types import Config, Dataset, Question, Trajectory
@@ -159,7 +158,6 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         if (reason := trajectories_lib.drop_reason(t, config.keep))
     )
     train = _select(config, candidates)
-    queries = _query_writing(config, {t.question_id for t in dev})
 
     def render(
         trajectories: Sequence[Trajectory], weights: Mapping[Part, float]
@@ -178,20 +176,17 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
     weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
     with own_prompts.active(own):
         train_examples, train_counts = render(train, weights)
-        query_examples, query_counts = render(queries, {**weights, **WEIGHTS})
         dev_examples, dev_counts = render(dev, {})
     counts = {
         "num_trajectories": len(train),
-        "num_query_writing": len(queries),
         "num_dev_trajectories": len(dev),
         "left_out": {**dropped, **train_counts},
-        "left_out_of_query_writing": query_counts,
         "left_out_of_dev": dev_counts,
         "teachers": dict(collections.Counter(t.teacher for t in train)),
     }
     num_candidates = max((len(step.candidates) for t in train for step in t.steps), default=0)
     return Data(
-        train_examples + query_examples,
+        train_examples,
         dev_examples,
         counts,
         prompt_settings,
@@ -237,11 +232,6 @@ def _trajectories(
     dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
     units = trajectories_lib.units_of([*train, *dev])
     prompt_settings = _prompt_settings(config, [*paths, *dev_paths], units)
-    if units == "sentence" and _paths(config.query_folders):
-        raise UserError(
-            "config.query_folders needs trajectories with units=triple, but these have "
-            "units=sentence; set config.query_folders to null."
-        )
     if dev_paths:
         dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
         _check_disjoint(train, dev, lambda t: t.question_id, "questions")
@@ -260,16 +250,6 @@ def _select(config: Config, trajectories: Sequence[Trajectory]) -> tuple[Traject
         )
     drawn = trajectories_lib.select(kept, "all", config.seed, config.num_trajectories)
     return trajectories_lib.shuffled(drawn, config.shuffled, config.seed)
-
-
-def _query_writing(config: Config, held_out: Collection[str]) -> list[Trajectory]:
-    """Returns query-writing conversations of training questions in ``config.query_folders``."""
-    trajectories = []
-    for folder in _paths(config.query_folders):
-        dataset, questions = _read_folder(config, folder, "train", None, field="query_folders")
-        train = [question for question in questions if question.id not in held_out]
-        trajectories += written_queries(train, dataset.corpus)
-    return trajectories
 
 
 def _paths(value: Any) -> list[str]:
@@ -386,20 +366,12 @@ def read_folders(
 
 
 def _read_folder(
-    config: Config,
-    folder: str | None,
-    split: str,
-    fold: str | None,
-    prefix: str = "config.data.",
-    field: str = "folders",
+    config: Config, folder: str | None, split: str, fold: str | None, prefix: str
 ) -> tuple[Dataset, Sequence[Question]]:
-    """Reads a folder of ``config.FIELD`` or a built-in dataset, and selects questions.
-
-    See `read_folders`.
-    """
+    """Reads a folder or a built-in dataset, and selects questions; see `read_folders`."""
     is_built_in = folder in (None, "demo", "lives")  # Built-in datasets have different folds.
-    folders = _paths(config[field]) or [None]
-    data = load.of_folder(config.data, folder, folders, f"config.{field}")
+    folders = _paths(config.folders) or [None]
+    data = load.of_folder(config.data, folder, folders, "config.folders")
     data.dir, data.split = None if is_built_in else folder, split
     data.fold = None if is_built_in else fold
     dataset = lives.build() if folder == "lives" else load.load_dataset(data)

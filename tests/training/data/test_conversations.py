@@ -155,8 +155,6 @@ def test_load_data_units_follow_trajectories(folders, tmp_path):
         load(config_of((base, f"('{folder}', '{triples}')")))
     with pytest.raises(UserError, match="units=sentence needs .*prompt_format=compact, not paper"):
         load(config_of((base, folder), prompt_format="paper"))
-    with pytest.raises(UserError, match=r"config\.query_folders needs trajectories with units=t"):
-        load(config_of((base, folder), query_folders="demo"))
 
 
 def test_load_data_extractor_uses_references(folders, tmp_path):
