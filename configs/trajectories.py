@@ -7,7 +7,7 @@ Needs a dataset folder with triples (openie.jsonl or --config.triples), or confi
 sentence. Writes trajectories to T (docs/distillation.md); run the same command to resume.
 
 Presets: ``annotations`` (the default) decides from gold evidence, without a language model. ``llm``
-uses ``config.teacher.llm``. ``mixture`` draws one of the two for each question. ``paper`` is
+uses ``config.teacher.llm``. ``paper`` is
 CIRAG's teacher: Qwen-max over an OpenAI-compatible server, at temperature 0, on 1,000 random
 training questions. Run it once for each of the three datasets, and train
 configs/integrator.py:paper on the three workdirs. Not yet run.
@@ -46,7 +46,6 @@ Record of ``llm``:
   --config.data.dir=musique --config.data.fold=train --config.data.limit=30, see
   experiments/RESULTS.md): 30 trajectories of three rounds and one fact each, none stops, one has a
   right answer; 1,225 s. At that commit, annotated facts were also inserted for ``llm``.
-``mixture`` has not been run with a real model.
 """
 
 from typing import Any
@@ -57,7 +56,7 @@ from configs import common
 from configs.methods import blocks, cirag
 
 # The teachers of cirag_jax/distill/teachers.py, and the paper's.
-PRESETS = ("annotations", "llm", "mixture", "paper")
+PRESETS = ("annotations", "llm", "paper")
 
 
 def get_config(preset: str = "annotations") -> Any:
@@ -75,12 +74,7 @@ def get_config(preset: str = "annotations") -> Any:
     config.data.split = "train"  # paper: 1,000 questions of each of three datasets (section 4.1)
 
     config.teacher = ConfigDict()
-    config.teacher.kind = "llm" if is_paper else preset  # Teacher: annotations | llm | mixture
-    # annotations: add missing gold evidence to the candidates of training questions. Over triples
-    # these are facts that no triple states; over sentences, the sought passage if it is not
-    # retrieved. A language model never gets inserted evidence, also in a mixture.
-    config.teacher.insert_missing = True
-    config.teacher.share = 0.5  # mixture: share of the questions for the language model.
+    config.teacher.kind = "llm" if is_paper else preset  # Teacher: annotations | llm
     config.teacher.llm = blocks.role(max_tokens)
     if is_paper:
         config.teacher.llm.backend = "openai"  # Name the server with config.teacher.llm.base_url.

@@ -22,7 +22,6 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.cirag.method import cirag, construct_and_integrate
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS, CiragConfig
 from cirag_jax.methods.common.extraction import ONLINE
-from cirag_jax.methods.common.own_prompts import NONE
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Extract, Needs, Retrieve
 from cirag_jax.runtime.run import run_jobs
@@ -46,9 +45,9 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       that no extracted triple of its gold passages supports; None for sentences), ``inserted``
       (with triples, the number of facts inserted by `teachers.missing_facts`; with sentences, the
       number of rounds with a passage inserted by `teachers.gold_passages`), ``sees_gold`` (whether
-      a teacher reads gold annotations or gets inserted evidence), ``failures``, ``errors``,
-      ``dropped`` (number of trajectories by reason), tokens, ``seconds``
-      and ``complete``. The result is empty in all processes except the first.
+      the teacher reads gold annotations), ``failures``, ``errors``, ``dropped`` (number of
+      trajectories by reason), tokens, ``seconds`` and ``complete``. The result is empty in all
+      processes except the first.
     """
     started = time.monotonic()
     settings = _check(config)
@@ -59,11 +58,8 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     run_task = task.select(dataset, config.data, "train", settings.needs)
     selected = run_task.questions
     golds: dict[str, Any] = dict(teachers.read_golds(config, dataset, selected, settings))
-    kind, share = config.teacher.kind, config.teacher.share
-    teacher_of = {
-        q.id: teachers.assign(q, q.id in golds, kind, share, config.seed) for q in selected
-    }
-    questions = [q for q in selected if teacher_of[q.id] == "llm" or q.id in golds]
+    by_annotations = config.teacher.kind == "annotations"
+    questions = [q for q in selected if not by_annotations or q.id in golds]
     if not questions:
         fields = "supporting_sentences"
         if settings.units != "sentence":
@@ -77,27 +73,22 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if settings.units == "triple" and config.data.triples != ONLINE:
         unstated = sum(bool(teachers.unstated_hops(gold)) for gold in golds.values())
     inserted = _InsertedEvidence({}, {}, frozenset())
-    if config.teacher.insert_missing:
-        inserted, golds = _missing_evidence(questions, golds, teacher_of, dataset, settings)
+    if by_annotations:
+        inserted, golds = _missing_evidence(questions, golds, dataset, settings)
     needs, config = _prepared(config, settings)
     # The cascade shows whether a language model's trajectory leads to the right answer.
-    programs = {"annotations": construct_and_integrate, "llm": construct_and_integrate}
-    if config.answer:
-        programs["llm"] = cirag
+    program = cirag if config.answer and not by_annotations else construct_and_integrate
     own_prompts = task.read_prompts(config, settings)
     run_task = run_task._replace(needs=needs, own_prompts=own_prompts)
     opening.warn_of_own_prompts(config, run_task)
-    prompts_of = {"annotations": NONE, "llm": own_prompts}
-    jobs = [
-        task.job(q, programs[teacher_of[q.id]], settings, prompts_of[teacher_of[q.id]])
-        for q in questions
-    ]
+    jobs = [task.job(q, program, settings, own_prompts) for q in questions]
     run_settings = _run_settings(config, run_task)
 
     def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
         rows = min(config.in_flight, len(jobs))
         handlers = opening.open_handlers(config, run_task, journal, stack, rows=rows)
-        return _with_teachers(config, inserted.add_to(handlers), golds, teacher_of)
+        teacher = {"integrator": teachers.AnnotationTeacher(golds)} if by_annotations else {}
+        return {**inserted.add_to(handlers), **teacher}
 
     until = task.deadline(config)
     run = run_jobs(jobs, open_all, workdir, run_settings, config.in_flight, started, until)
@@ -105,7 +96,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         return {}
     records = list(run.records.values())
     collected = [
-        _trajectory(prediction, q, teacher_of[q.id], golds.get(q.id), config)
+        _trajectory(prediction, q, golds.get(q.id), config)
         for q in questions
         if (record := run.records.get(q.id)) and (prediction := record.result(Prediction))
     ]
@@ -121,8 +112,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "unstated_questions": unstated,
         "held_out": held_out,
         "inserted": inserted.count(kept, settings),
-        "sees_gold": "annotations" in map(teacher_of.get, [q.id for q in questions])
-        or bool(inserted.facts or inserted.passages),
+        "sees_gold": by_annotations,
         "dropped": _dropped(collected, kept, config.keep, config.min_steps),
         "failures": errors.total(),
         "errors": dict(errors.most_common(5)),
@@ -173,19 +163,17 @@ class _InsertedEvidence(NamedTuple):
 def _missing_evidence(
     questions: Sequence[Question],
     golds: dict[str, Any],
-    teacher_of: Mapping[str, str],
     dataset: Dataset,
     settings: CiragConfig,
 ) -> tuple[_InsertedEvidence, dict[str, Any]]:
     """Returns the evidence to insert, and the annotations with the inserted facts.
 
-    Nothing is inserted for held-out questions and for questions of a language model.
+    Nothing is inserted for held-out questions.
     """
     training = {
         q.id: golds[q.id]
         for q in questions
-        if teacher_of[q.id] == "annotations"
-        and all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
+        if all(getattr(q, k) not in names for k, names in _HELD_OUT.items())
     }
     if settings.units == "sentence":
         passages = teachers.gold_passages(training, dataset.corpus)
@@ -219,8 +207,6 @@ def _check(config: Config) -> CiragConfig:
         raise UserError(
             f"config.cirag.integrator={settings.integrator} is not supported; set config.teacher."
         )
-    if not 0 <= config.teacher.share <= 1:
-        raise UserError(f"config.teacher.share={config.teacher.share} must lie between 0 and 1.")
     check_at_least(0, config, "limit")
     check_at_least(1, config, "cirag.max_steps", "min_steps")  # each round is a decision
     answers.check_profile(config.profile)
@@ -230,7 +216,7 @@ def _check(config: Config) -> CiragConfig:
             "config.keep=correct_only needs config.answer=true, because a language model's "
             "trajectory is kept only if its answer is correct."
         )
-    if kind != "llm":
+    if kind == "annotations":
         if settings.units == "triple" and settings.prompt_format != "multi_turn":
             raise UserError(
                 f"config.cirag.prompt_format={settings.prompt_format!r} is not supported: the "
@@ -257,31 +243,11 @@ def _prepared(config: Config, settings: CiragConfig) -> tuple[Needs, Config]:
 
 def _run_settings(config: Config, run_task: task.Task) -> dict[str, Any]:
     """Returns the identity of a run, with the field names of the user's config."""
-    settings = {f"teacher.{k}": config.teacher[k] for k in ("kind", "insert_missing", "share")}
-    if config.teacher.kind != "annotations":  # Earlier versions inserted facts for all teachers.
-        inserts = config.teacher.insert_missing and config.teacher.kind == "mixture"
-        settings["teacher.insert_missing"] = inserts and "annotations"
-    settings["answer"] = config.answer
+    settings = {"teacher.kind": config.teacher.kind, "answer": config.answer}
     for name, value in identity.of_run(config, cirag.__module__, run_task).items():
         prefix, dot, field = name.partition(".")
         settings[f"teacher.llm.{field}" if dot and prefix == "integrator" else name] = value
     return settings
-
-
-def _with_teachers(
-    config: Config,
-    handlers: Mapping[type | str, Handler],
-    golds: Mapping[str, AnyGold],
-    teacher_of: Mapping[str, str],
-) -> dict[type | str, Handler]:
-    if config.teacher.kind == "llm":
-        return dict(handlers)
-    annotations = teachers.AnnotationTeacher(golds)
-    if config.teacher.kind == "annotations":
-        return {**handlers, "integrator": annotations}
-    model = handlers["integrator"]
-    mixture = teachers.Mixture({"annotations": annotations, "llm": model}, teacher_of.__getitem__)
-    return {**handlers, "integrator": mixture, "teacher": model}  # the progress bar needs "teacher"
 
 
 def warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
@@ -305,9 +271,9 @@ def warn_of_held_out(questions: Sequence[Question]) -> dict[str, int]:
 
 
 def _trajectory(
-    prediction: Prediction, question: Question, teacher: str, gold: AnyGold | None, config: Config
+    prediction: Prediction, question: Question, gold: AnyGold | None, config: Config
 ) -> Trajectory:
-    steps, solved = prediction.steps, None
+    steps, solved, teacher = prediction.steps, None, config.teacher.kind
     if teacher == "annotations":
         assert gold is not None
         steps = trajectories.mark_unclear(trajectories.until_second_empty_round(steps), gold)
@@ -324,11 +290,10 @@ def _trajectory(
         end = "repeat" if is_repeated else "max_steps"
     elif prediction.parse_errors.get("no_decision"):
         end = "no_decision"
-    name = teacher
     if teacher == "llm":
-        name = backends.model_name(config.teacher.llm) or config.teacher.llm.backend
+        teacher = backends.model_name(config.teacher.llm) or config.teacher.llm.backend
     return Trajectory(
-        question.id, question.question, name, steps, end, solved, prediction.parse_errors
+        question.id, question.question, teacher, steps, end, solved, prediction.parse_errors
     )
 
 

@@ -6,9 +6,8 @@ the same inputs as a student.
 
 import dataclasses
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Literal, get_args
+from typing import Any
 
 from cirag_jax.datasets import triple_files
 from cirag_jax.datasets.annotations import fact_of, overlap
@@ -33,8 +32,7 @@ from cirag_jax.triples.normalization import Normalization
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Config, Dataset, Passage, Question, Triple
 
-Teacher = Literal["annotations", "llm"]
-KINDS = (*get_args(Teacher), "mixture")
+KINDS = ("annotations", "llm")
 
 _QUERY = "[[## Original Query ##]]\n"
 _FACTS = "[[## fact_before_filter ##]]\n"
@@ -98,48 +96,6 @@ def read_conversation(
     return rounds, query, candidates
 
 
-class Mixture:
-    """A handler that passes each call to the teacher of the call's question.
-
-    Args:
-      teachers: handlers by name.
-      teacher_of: returns the name of the teacher for a program id (the question id).
-    """
-
-    is_slow = True
-
-    def __init__(self, teachers: Mapping[str, Handler], teacher_of: Callable[[str], str]):
-        self._teachers = teachers
-        self._teacher_of = teacher_of
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the budget of at least one teacher is exhausted."""
-        return any(teacher.is_exhausted for teacher in self._teachers.values())
-
-    def __call__(self, calls: Sequence[Call], respond: Respond) -> None:
-        """See `Handler`."""
-        for name, teacher in self._teachers.items():
-            indices = [i for i, c in enumerate(calls) if self._teacher_of(c.key.program) == name]
-            if indices:
-                own_calls = [calls[i] for i in indices]
-                teacher(own_calls, lambda i, r, indices=indices: respond(indices[i], r))
-
-
-def assign(question: Question, has_gold: bool, kind: str, share: float, seed: int) -> Teacher:
-    """Returns the teacher of a question; a mixture chooses ``llm`` with probability ``share``.
-
-    The random choice depends only on the seed and the question, so that adding questions does not
-    change the teachers of earlier questions. In a mixture, questions without annotations get
-    ``llm``.
-    """
-    if kind == "annotations" or (
-        kind == "mixture" and has_gold and random.Random(f"{seed}/{question.id}").random() >= share
-    ):
-        return "annotations"
-    return "llm"
-
-
 class InsertingHandler:
     """A handler that inserts annotations into the responses of another handler.
 
@@ -173,7 +129,7 @@ def insert_facts(
 ) -> Extracted:
     """Adds the ``missing`` facts of passages to the triples that were extracted for ``questions``.
 
-    A passage may be retrieved for several questions, whose teachers may differ.
+    A passage may also be retrieved for held-out questions.
     """
     if call.key.program not in questions:
         return extracted

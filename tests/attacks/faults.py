@@ -124,7 +124,7 @@ def commands(root: pathlib.Path) -> dict[str, Command]:
         ),
         "distill": Command(
             "distill.py",
-            ["--config=configs/trajectories.py:mixture", *flags(
+            ["--config=configs/trajectories.py:llm", *flags(
                 data__dir=data, encoder__model=encoder, in_flight=2, cirag__num_passages=4,
                 cirag__num_candidates=6, cirag__max_steps=2, retriever__kind="bm25", keep="all",
                 teacher__llm__model=decoder, teacher__llm__max_tokens=6,

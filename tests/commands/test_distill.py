@@ -112,8 +112,6 @@ def test_distill_missing_facts_are_inserted_only_in_training(folders, tmp_path, 
     train, _ = execute(capsys, arguments(own, tmp_path / "a"))
     assert train["inserted"] > 8 and train["solved"] > 0
     assert train["unstated_questions"] == 8
-    without, _ = execute(capsys, arguments(own, tmp_path / "b", "teacher.insert_missing=false"))
-    assert without["inserted"] == 0 and without["solved"] == 0
     dev, _ = execute(capsys, arguments(own, tmp_path / "c", "data.split=dev"))
     assert dev["inserted"] == 0 and dev["solved"] == 0
 
@@ -149,7 +147,7 @@ def test_distill_facts_after_two_empty_rounds_do_not_count():
 
     def made(*steps):
         prediction = Prediction("", "default", steps=steps)
-        return distill._trajectory(prediction, question, "annotations", gold, config)
+        return distill._trajectory(prediction, question, gold, config)
 
     cut = made(*steps)
     assert (len(cut.steps), cut.end, cut.solved) == (2, "in_vain", False)
@@ -292,14 +290,14 @@ def test_distill_missed_passages_are_inserted_only_in_training(folders, tmp_path
     def run(name, *more):  # the random encoder retrieves few gold passages
         return execute(capsys, arguments(folders, tmp_path / name, *SENTENCES, *few, *more))[0]
 
-    train, without = run("a"), run("b", "teacher.insert_missing=false")
-    assert train["inserted"] > 0 == without["inserted"] and train["solved"] > without["solved"]
+    train = run("a")
+    assert train["inserted"] > 0
     found = trajectories.read_trajectories(tmp_path / "a")
     given = [step for t in found for step in t.steps if len(step.passages) > 1]
     assert len(given) == train["inserted"] and {len(step.passages) for step in given} == {2}
     assert all(step.query != t.question for t in found for step in t.steps if step in given)
     dev = run("c", "data.split=dev")
-    assert dev["inserted"] == 0
+    assert dev["inserted"] == 0 and dev["solved"] < train["solved"]
 
 
 def test_distill_sentences_need_supporting_sentences(folders, tmp_path, capsys):
@@ -381,9 +379,9 @@ def test_distill_unparsable_trajectory_is_dropped(fake_teacher, folders, tmp_pat
     assert result["dropped"] == {"no_decision": 1}  # it has no decision at all
 
 
-@pytest.mark.parametrize(("teacher", "share"), [("llm", 0.4), ("mixture", 0.4), ("mixture", 1.0)])
+@pytest.mark.parametrize("teacher", ["llm", "annotations"])
 def test_distill_llm_candidates_are_extracted_triples(
-    fake_teacher, folders, tmp_path, capsys, teacher, share
+    fake_teacher, folders, tmp_path, capsys, teacher
 ):
     """Half of the annotated facts are not extracted. Only the annotation teacher gets these."""
     data = tmp_path / "data"
@@ -393,19 +391,12 @@ def test_distill_llm_candidates_are_extracted_triples(
     (data / "openie.jsonl").write_text("\n".join(lines))
     extracted = {tuple(triple[:3]) for line in lines for triple in json.loads(line)["triples"]}
     own = {**folders, "data": data}
-    sees_gold = teacher == "mixture" and share < 1.0
-    settings = ["keep=all", f"teacher.share={share}"]
-    result, _ = execute(capsys, arguments(own, tmp_path / "w", *settings, teacher=teacher))
-    shown: dict[bool, set] = {True: set(), False: set()}
-    for trajectory in trajectories.read_trajectories(tmp_path / "w"):
-        facts = {tuple(fact)[:3] for step in trajectory.steps for fact in step.candidates}
-        shown[trajectory.teacher == "annotations"] |= facts
-    assert shown[False] and shown[False] <= extracted
-    assert bool(shown[True] - extracted) == sees_gold
+    sees_gold = teacher == "annotations"
+    result, _ = execute(capsys, arguments(own, tmp_path / "w", "keep=all", teacher=teacher))
+    found = trajectories.read_trajectories(tmp_path / "w")
+    shown = {tuple(fact)[:3] for t in found for step in t.steps for fact in step.candidates}
+    assert shown and bool(shown - extracted) == sees_gold
     assert (result["inserted"] > 0) == result["sees_gold"] == sees_gold
-    if teacher == "llm":  # The setting has no effect, so the run may continue with another value.
-        settings.append("teacher.insert_missing=false")
-        execute(capsys, arguments(own, tmp_path / "w", *settings, teacher=teacher))
 
 
 def test_distill_correct_only_keeps_right_answers(fake_teacher, folders, tmp_path, capsys):
@@ -436,27 +427,10 @@ def test_distill_exhausted_budget_resumes_to_the_same_bytes(
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_distill_mixture_assigns_one_teacher_per_question(
-    fake_teacher, whole, folders, tmp_path, capsys
-):
-    argv = arguments(folders, tmp_path, "keep=all", "teacher.share=0.4", teacher="mixture")
-    result, _ = execute(capsys, argv)
-    found = {t.question_id: t for t in trajectories.read_trajectories(tmp_path)}
-    annotated = {t.question_id: t for t in trajectories.read_trajectories(whole[0])}
-    asked = {question for question, _ in fake_teacher.asked}
-    assert 0 < len(asked) < 8
-    for question_id, trajectory in found.items():
-        assert (trajectory.teacher != "annotations") == (question_id in asked)
-        if question_id not in asked:
-            assert trajectory == annotated[question_id]
-    assert result["teachers"]["annotations"] == 8 - len(asked)
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [
         ("teacher.kind=oracle", "config.teacher.kind='oracle' is not one of annotations, llm"),
-        ("teacher.share=1.5", "config.teacher.share=1.5 must lie between 0 and 1"),
         ("min_steps=0", "config.min_steps=0 must be at least 1"),
         ("keep=good", "config.keep='good' is not one of all, parsed, correct_only"),
         ("limit=-1", "config.limit=-1 must not be negative"),
@@ -490,13 +464,13 @@ def test_distill_correct_only_of_llm_needs_answers(folders, tmp_path, capsys):
     assert "config.keep=correct_only needs config.answer=true" in message
     argv = arguments(folders, tmp_path)
     argv[0] = "--config=configs/trajectories.py:oracle"
-    assert "the presets are annotations, llm, mixture" in fails(capsys, argv)
+    assert "the presets are annotations, llm, paper" in fails(capsys, argv)
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("teacher.insert_missing=false", "was started with teacher.insert_missing=true"),
+        ("answer=true", "was started with answer=false, not true"),
         ("cirag.num_candidates=5", "was started with cirag.num_candidates=6, not 5"),
     ],
 )

@@ -80,7 +80,7 @@ def test_load_datasets_each_folder_has_its_own_source(sources, tmp_path):
 
 @pytest.mark.parametrize(
     "config",
-    ["aligner", "cross_encoder", "integrator", "integrator_eval", "reader", "reader_eval",
+    ["aligner", "cross_encoder", "integrator_eval", "reader", "reader_eval",
      "extractor", "extractor_eval", "retrieval", "trajectories", "compare", "methods/cirag",
      "methods/kirag", "methods/c2rag"],
 )  # fmt: skip

@@ -187,10 +187,12 @@ def test_load_data_one_question_is_enough(folders, tmp_path, script):
     one = dataclasses.replace(dataset, questions=dataset.questions[:1])
     jsonl.write_dataset(one, tmp_path / "data")
     trajectories = write(tmp_path / "t", [by_hand.trajectory(0)])
-    own = {"trajectories": trajectories if script == "integrator" else ...}
+    own: dict = {"trajectories": trajectories}
+    if script != "integrator":
+        own = {"trajectories": ..., "data.split": "train"}
     if script == "extractor":
         own |= {"data.dir": tmp_path / "data", "data.fold": "null", "dev": "null"}
-    config = config_of(folders, script=script, dev_fraction=0.05, **{"data.split": "train", **own})
+    config = config_of(folders, script=script, dev_fraction=0.05, **own)
     if script == "reader":
         config.folders, config.dev.split = (str(tmp_path / "data"),), ""
     data = load(config, 10_000)
