@@ -87,15 +87,13 @@ def _own_prompts(config: Config, judges: Sequence[str]) -> own_prompts.OwnPrompt
     if config.prompt_file is None:
         return own_prompts.NONE
     own = own_prompts.read(config.prompt_file, _render, "configs/judge.py")
-    names = [prompt.name for name in judges for prompt in _prompts_of(config[name].rubric)]
+    rubrics = [config[name].rubric for name in judges]
+    used = [grounding.RUBRICS.get(rubric) or (prompts.PROMPTS[rubric],) for rubric in rubrics]
+    names = {prompt.name for group in used for prompt in group}
     unused = [name for name in own if name not in names]
     if unused:
         raise UserError(f"{config.prompt_file}: [{unused[0]}] is not the rubric of a judge.")
     return own
-
-
-def _prompts_of(rubric: str) -> Sequence[own_prompts.Prompt]:
-    return grounding.RUBRICS.get(rubric) or (prompts.PROMPTS[rubric],)
 
 
 def _evaluate(config: Config, workdir: pathlib.Path, judges: Sequence[str]) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def plan_index(config: Config, dim: int) -> dict[str, Any]:
     }
     estimates = {
         name: {
-            "disk_bytes": _disk(way, rows, dim, options),
+            "disk_bytes": rows * (dim * _width(options) + _ID_BYTES)
+            + _faiss_bytes(way, rows, dim, options),
             "memory_bytes": _memory(way, rows, dim, options, is_large),
             "build_memory_bytes": _build_memory(way, rows, dim, options, is_large),
         }
@@ -102,11 +103,6 @@ def _faiss_bytes(way: str, rows: int, dim: int, options: IndexOptions) -> int:
     if way == "faiss_hnsw":
         return rows * (4 * dim + 4 * 2 * options.hnsw_links)
     return rows * (faiss_index.code_bytes(dim, options) + 8) + lists if way == COMPRESSED else 0
-
-
-def _disk(way: str, rows: int, dim: int, options: IndexOptions) -> int:
-    vectors = rows * (dim * _width(options) + _ID_BYTES)
-    return vectors + _faiss_bytes(way, rows, dim, options)
 
 
 def _memory(way: str, rows: int, dim: int, options: IndexOptions, is_large: bool) -> int:

@@ -270,10 +270,6 @@ class Rankings:
         )
         return index.explore(self._texts, head.score, self._problem.allowed)
 
-    def _unit_index(self, name: str) -> UnitIndex:
-        role = chains_lib.role_of(self._problem.kind)
-        return UnitIndex(self._units, self._aligners.embeds_units(name), role)
-
     def _search(self, name: str) -> Search:
         index, encoder = self._index(name), self._aligners.embeds[name]
         return lambda queries, k, allowed, _: index.search(
@@ -283,7 +279,8 @@ class Rankings:
     def _iterate(self, name: str) -> list[Prediction]:
         config, problem, encoder = self._config, self._problem, self._aligners.embeds[name]
         if config.retriever == "units":
-            search = self._unit_index(name).search
+            role = chains_lib.role_of(problem.kind)
+            search = UnitIndex(self._units, self._aligners.embeds_units(name), role).search
         else:
             search = self._search(name if config.retriever == "aligner" else "frozen")
         return iterate(

@@ -15,7 +15,7 @@ from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.run import Runner
-from cirag_jax.runtime.scheduler import Handler, Job
+from cirag_jax.runtime.scheduler import Handler
 from cirag_jax.runtime.store import Journal
 from cirag_jax.sqlite import MEMORY
 from cirag_jax.types import Passage, Prediction, Question, Step
@@ -121,14 +121,12 @@ class Cirag(Closing):
             raise UserError("the models are closed; open them again with Cirag.open.")
         check_process()
         parsed = [own_question(text) for text in listed(questions, "questions", "a list")]
-        jobs = {q.id: self._job(q) for q in parsed}
+        settings = self._settings, self._own_prompts
+        jobs = {q.id: task.job(q, self._program, *settings) for q in parsed}
         if not self._runner.run(jobs.values()):
             raise UserError("the budget of a model is spent.")
         records = self._runner.records(jobs.values())
         return [self._answer(question, records[question.id]) for question in parsed]
-
-    def _job(self, question: Question) -> Job:
-        return task.job(question, self._program, self._settings, self._own_prompts)
 
     def _answer(self, question: Question, record: Record) -> Answer:
         prediction = record.result(Prediction)

@@ -104,17 +104,14 @@ def _unsupported(answered: Sequence[AnsweredQuestion]) -> dict[str, Ratio]:
             continue
         places = itertools.chain.from_iterable(question.same_sentences or ())
         gold = {*question.supporting, *(passage_id for passage_id, _ in places)}
-        for hop, step in enumerate(_hop_steps(prediction)[: len(_HOPS)]):
+        hop_steps = [s for s in prediction.steps if "constraint" in s.notes] or prediction.steps
+        for hop, step in enumerate(hop_steps[: len(_HOPS)]):
             evidence = _evidence(step)
             count_QH[row, hop] = len(evidence)
             wrong_QH[row, hop] = sum(passage_id not in gold for passage_id in evidence)
     return {
         f"hop{hop}_unsupported": Ratio(wrong_QH[:, hop - 1], count_QH[:, hop - 1]) for hop in _HOPS
     }
-
-
-def _hop_steps(prediction: Prediction) -> Sequence[Step]:
-    return [s for s in prediction.steps if "constraint" in s.notes] or prediction.steps
 
 
 def _evidence(step: Step) -> list[str | None]:

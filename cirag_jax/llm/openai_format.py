@@ -200,16 +200,13 @@ def _text(content: Any) -> str:
     """Returns the text of a message: a string, a list of parts, or null if all were thoughts."""
     if isinstance(content, list):
         parts = [_object(part, "choices[0].message.content[]") for part in content]
-        content = "".join(str(part.get("text") or "") for part in parts if _is_text(part))
+        texts = [p for p in parts if p.get("type", "text") in ("text", "output_text")]
+        content = "".join(str(part.get("text") or "") for part in texts)
     if content is None:
         return ""
     if not isinstance(content, str):
         raise _malformed("choices[0].message.content", content)
     return replace_surrogates(content)
-
-
-def _is_text(part: Mapping[str, Any]) -> bool:
-    return part.get("type", "text") in ("text", "output_text")
 
 
 def _object(value: Any, field: str) -> dict[str, Any]:

@@ -154,7 +154,6 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, more: ShapesAndAxes | None = None, *, rngs: nnx.Rngs):
-        """Creates random parameters from ``rngs.params``."""
         add_parameters(self, {**outer_parameters(config), **(more or {})}, config, rngs)
         self.layers = Layers(config, rngs=rngs)
 
@@ -193,19 +192,16 @@ def unstack_layers(tree: Any, config: DecoderConfig | None = None, *, consume: b
     return {**tree, "layers": tuple(dict(zip(columns, row, strict=True)) for row in rows)}
 
 
-def pack_kernels(
-    config: DecoderConfig, params: Params, *, int8: bool = False, consume: bool = False
-) -> Params:
+def pack_kernels(config: DecoderConfig, params: Params, int8: bool) -> Params:
     """Returns unstacked parameters with `precision.Packed` projections and output layer.
 
-    This is for inference on a CPU. ``consume`` frees each kernel after packing it, which saves
-    memory; ``params`` cannot be used afterwards.
+    This is for inference on a CPU. To save memory, each kernel is freed after packing it, so
+    ``params`` cannot be used afterwards.
     """
 
     def pack(kernel: jax.Array) -> Packed:
         packed = jax.block_until_ready(pack_kernel(kernel, int8))
-        if consume:
-            kernel.delete()
+        kernel.delete()
         return packed
 
     def pack_layer(layer: Params) -> Params:

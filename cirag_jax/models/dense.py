@@ -33,7 +33,6 @@ class Dense(nnx.Module):
     """The fp32 parameters of a dense layer: ``kernel`` [in, out] and ``bias`` [out]."""
 
     def __init__(self, config: DenseConfig, *, rngs: nnx.Rngs):
-        """Creates random parameters from ``rngs.params``."""
         noise = jax.random.normal(rngs.params(), (config.d_in, config.d_out), jnp.float32)
         self.kernel = nnx.Param(config.d_in**-0.5 * noise, logical_axes=("embed", None))
         if config.bias:

@@ -137,7 +137,6 @@ class Embedder(Decoder):
     """
 
     def __init__(self, config: EmbedderConfig, *, rngs: nnx.Rngs):
-        """Creates random parameters from ``rngs.params``."""
         super().__init__(config.decoder, latent_parameters(config), rngs=rngs)
         self.config = config
         add_dense(self, config.dense, rngs)

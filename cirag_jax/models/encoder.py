@@ -274,7 +274,6 @@ class Encoder(nnx.Module):
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
-        """Creates random parameters from ``rngs.params``."""
         if config.relative_bias and config.attention == "cudnn":
             raise ValueError(
                 "attention 'cudnn' does not support relative_bias; see `choose_attention`"

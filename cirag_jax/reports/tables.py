@@ -50,8 +50,9 @@ def table_of(result: Mapping[str, Any]) -> str:
     The table also shows the lead of the main system, the first of `LEADING`, over each other
     system, with 95 % intervals.
     """
-    ks, main_k = _ks(result), _main_k(result)
-    first = _main_system(result)
+    ks = _ks(result)
+    main_k = 5 if 5 in ks else ks[-1]  # 5 as in the papers.
+    first = next((system for system in LEADING if system in result), "")
     folds = result["per_fold"] if len(result["per_fold"]) > 1 else {}
     header = [
         "retrieval",
@@ -95,11 +96,6 @@ def _stops_table(result: Mapping[str, Any]) -> str:
     return f"\n\n{caption}\n\n{markdown([header, *rows])}"
 
 
-def _main_system(result: Mapping[str, Any]) -> str:
-    """Returns the system whose leads are shown, "" if there is none."""
-    return next((system for system in LEADING if system in result), "")
-
-
 def _ks(result: Mapping[str, Any]) -> list[int]:
     """Returns the values of K in recall@K, in ascending order."""
     scores = result[next(iter(_names(result)))]
@@ -110,12 +106,6 @@ def _names(result: Mapping[str, Any]) -> dict[str, str]:
     """Returns the `NAMES` of the evaluated systems, and the names of run files."""
     names = {system: name for system, name in NAMES.items() if system in result}
     return names | {name: name for name in result["settings"].get("runs", ())}
-
-
-def _main_k(result: Mapping[str, Any]) -> int:
-    """Returns the K for comparing systems: 5 as in the papers, or else the largest."""
-    ks = _ks(result)
-    return 5 if 5 in ks else ks[-1]
 
 
 def percent(score: Mapping[str, float] | None, bounds: bool = False) -> str:

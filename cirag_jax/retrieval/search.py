@@ -229,7 +229,7 @@ class ExactIndex:
     ) -> list[tuple[jax.Array, jax.Array]]:
         """Starts a search for each part of the queries; see `dispatch`."""
         # Uploaded once for all blocks.
-        uploaded = [self._upload(_pad_rows(part_QD, _bucket(len(part_QD)))) for part_QD in parts]
+        uploaded = [self._upload(_padded(part_QD)) for part_QD in parts]
         best: list[Any] = [None] * len(parts)
         for index, block_ND in enumerate(self._each_block()):
             for part, query_QD in enumerate(uploaded):
@@ -420,9 +420,6 @@ def _products(query_QD, block_RD):
     )
 
 
-def _bucket(queries: int) -> int:
-    return next(bucket for bucket in _QUERY_BUCKETS if bucket >= queries)
-
-
-def _pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
-    return np.pad(x, ((0, rows - len(x)), (0, 0)))
+def _padded(query_QD: np.ndarray) -> np.ndarray:
+    rows = next(bucket for bucket in _QUERY_BUCKETS if bucket >= len(query_QD))
+    return np.pad(query_QD, ((0, rows - len(query_QD)), (0, 0)))

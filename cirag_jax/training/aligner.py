@@ -61,7 +61,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     chains, pools, prefix_pools = training_chains(sets, config, workdir)
     dev_chains, dev_pools = dev_data(sets, kind, chains_from_files(config))
     problems = next_unit.next_units(dev_chains, dev_pools, kind)
-    state_lib.check_metric(config.best_metric, list(_metrics(problems, _zero_embeddings)))
+    # A stand-in embedder shows the names of the metrics.
+    names = list(_metrics(problems, lambda texts, role: np.zeros((len(texts), 1))))
+    state_lib.check_metric(config.best_metric, names)
     train_questions = [question for questions in sets for question in questions.train]
     num_dev = sum(len(questions.dev) for questions in sets)
     if config.head.rounds:
@@ -447,12 +449,6 @@ def _metrics(problems: Sequence[next_unit.NextUnit], embed: next_unit.Embed) -> 
         return {}
     metrics = next_unit.evaluate_next_unit(problems, embed)
     return {f"dev/{name}": value for name, value in metrics.items()}
-
-
-def _zero_embeddings(texts: Sequence[str], role: str) -> np.ndarray:
-    """A stand-in embedder, used to list metric names."""
-    del role
-    return np.zeros((len(texts), 1))
 
 
 # ---------------------------------------------------------------------------------------- settings

@@ -47,6 +47,8 @@ from cirag_jax.types import Config, Dataset, Question
 _KS = (2, 5)
 _INVERSE_TEMPERATURE = 20.0  # 1 / 0.05, the temperature of the aligner's loss.
 _DISABLED = 1e9  # A scale that makes a standardized feature negligible.
+# 1 where group G contains feature F.
+_MEMBERSHIP_GF = np.array([[f in group for f in FEATURES] for group in GROUPS.values()], np.float32)
 
 
 class Task(NamedTuple):
@@ -424,7 +426,7 @@ def _step(
 ) -> jax.Array:
     x_BRF, is_gold_BR, mask_BR = batch
     hidden_BG = jax.random.bernoulli(key, hide, (len(x_BRF), len(GROUPS)))
-    keep_BF = 1.0 - jnp.minimum(hidden_BG.astype(jnp.float32) @ _membership(), 1.0)
+    keep_BF = 1.0 - jnp.minimum(hidden_BG.astype(jnp.float32) @ _MEMBERSHIP_GF, 1.0)
 
     def loss(module: LinkHeadModule) -> jax.Array:
         score_BR = jnp.where(mask_BR, module(x_BRF, keep_BF[:, None]), -jnp.inf)
@@ -434,11 +436,6 @@ def _step(
     value, gradient = nnx.value_and_grad(loss)(module)
     optimizer.update(module, gradient)
     return value
-
-
-def _membership() -> np.ndarray:
-    """Returns the matrix ``[G, F]`` that is 1 where group G contains feature F."""
-    return np.array([[name in group for name in FEATURES] for group in GROUPS.values()], np.float32)
 
 
 def _padded(states: Sequence[State]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -105,7 +105,8 @@ class MetricWriter(Closing):
         """Writes the scalars of a step; fetches device arrays."""
         if not self._enabled:
             return
-        line: dict[str, Any] = {"step": step, "seconds": round(self._seconds(), 3)}
+        seconds = self._seconds_before + time.monotonic() - self._started
+        line: dict[str, Any] = {"step": step, "seconds": round(seconds, 3)}
         values = {name: float(scalar) for name, scalar in scalars.items()}
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
@@ -156,9 +157,6 @@ class MetricWriter(Closing):
             self._bar.close()
         self._file.close()
         self._tracker.close()
-
-    def _seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
 
     def _status(self, step: int, loss: Any) -> str:
         """Returns the loss, rate and remaining time, if known."""

@@ -73,7 +73,7 @@ def write(builder: OfficialBuilder, name: str, questions: Sequence[Question], ou
     """
     source = builder.source
     assert source is not None
-    names = Names([name for question in questions for name in _named(question)])
+    names = Names([i for q in questions for i in (*(q.supporting or ()), *(q.context or ()))])
     table = IdTable()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -117,11 +117,6 @@ def _refuse_repeats(source: CorpusSource, table: IdTable) -> None:
             earlier = first_places.setdefault(passage.id, place)
             if earlier != place:
                 raise UserError(f"{place}: repeats the id {passage.id!r} of {earlier}.")
-
-
-def _named(question: Question) -> Iterator[str]:
-    yield from question.supporting or ()
-    yield from question.context or ()
 
 
 def _place(

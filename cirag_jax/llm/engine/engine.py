@@ -179,8 +179,7 @@ class Engine:
                 params = lora_lib.merge(params, unstacked, scale, consume=True)
                 pairs = None
         if mesh is None and computed == "float32" and stored == "bfloat16":
-            is_int8 = dtype == "int8"
-            params = decoder_params.pack_kernels(loaded.config, params, int8=is_int8, consume=True)
+            params = decoder_params.pack_kernels(loaded.config, params, int8=dtype == "int8")
         return cls(
             loaded.config,
             params,
@@ -359,10 +358,6 @@ class Engine:
             return max_rows
         return max(1, min(max_rows, self.options.cache_tokens // (variant.width * PAGE_SIZE)))
 
-    def _lookup_tokens(self, variant: _Variant) -> int:
-        """Returns how many tokens may be guessed per row and step."""
-        return self.options.lookup_tokens if variant.allows_guesses else 0
-
     def _num_slots(self, variant: _Variant) -> int:
         """Returns the number of tokens that a step computes.
 
@@ -429,7 +424,8 @@ class Engine:
 
     def _decode_chunk(self, variant: _Variant, rows: list[Row]) -> int:
         """Decodes a chunk of every row, and returns the number of new tokens."""
-        store, lookup = self._store, self._lookup_tokens(variant)
+        store = self._store
+        lookup = self.options.lookup_tokens if variant.allows_guesses else 0
         size = self._num_slots(variant)
         # `paged_cache.attend_pages` is faster if neighboring rows have similar lengths.
         rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))

@@ -51,7 +51,7 @@ def open_encoder(
     checkpoint has dev metrics. The metadata of a pretrained model is empty. ``instructions``,
     ``dimensions`` and ``tasks`` override those of the model, see `load_encoder`.
     """
-    changes: Any = {"instructions": dict(instructions or {}), "dimensions": dimensions}
+    given = dict(instructions or {})
     folder = pathlib.Path(spec)
     if not is_training_workdir(spec):
         if folder.is_dir() and not any(folder.glob("*.safetensors*")):
@@ -59,7 +59,8 @@ def open_encoder(
                 f"{spec} is neither a training workdir (it has no checkpoints/) nor a model folder "
                 "(it has no *.safetensors)"
             )
-        return load_encoder(spec, dtype=dtype, mesh=mesh, tasks=tasks, **changes), {}
+        settings: Any = {"instructions": given, "dimensions": dimensions, "tasks": tasks}
+        return load_encoder(spec, dtype=dtype, mesh=mesh, **settings), {}
     with _best(spec, "aligner") as (checkpoints, step, meta):
         if tasks not in (None, meta.get("tasks")):
             raise UserError(f"{spec} was trained with the tasks {meta.get('tasks')}, not {tasks}")
@@ -69,7 +70,10 @@ def open_encoder(
             mesh=mesh,
             name=spec,
             pooling=meta["pooling"],
-            instructions=dict(_instructions(meta, changes["instructions"])),
+            instructions={
+                role: meta.get(f"{role}_prefix") if (new := given.get(role)) is None else new
+                for role in ROLES
+            },
             dimensions=dimensions or meta.get("dimensions"),
             tasks=meta.get("tasks"),
             bidirectional=meta.get("bidirectional"),
@@ -90,15 +94,6 @@ def _restore(checkpoints: Checkpoints, step: int, like: nnx.State) -> nnx.State:
             name = ".".join(map(str, path))
             check_tensor(np.asarray(shard.data), name, checkpoints.directory / str(step))
     return state
-
-
-def _instructions(
-    meta: Mapping[str, Any], changes: Mapping[str, str | None]
-) -> Iterator[tuple[str, str | None]]:
-    """Yields the instructions of a checkpoint, with ``changes``."""
-    for role in ROLES:
-        change = changes.get(role)
-        yield role, meta.get(f"{role}_prefix") if change is None else change
 
 
 def open_cross_encoder(
