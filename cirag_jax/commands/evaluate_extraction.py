@@ -73,7 +73,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     models = evaluation.models_of(config, "extractor")
     references, selection = select_references(config.data, limit=config.limit, seed=config.seed)
     ids = [reference.passage.id for reference in references]
-    num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "passages")
+    num_trained_on = evaluation.count_trained_on(config.checkpoint, ids, "passages")
 
     jobs = [job(reference.passage, settings) for reference in references]
     identity = {**settings.identity, **extraction.extractor_version()}

@@ -66,7 +66,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     units = trajectories_lib.units_of(trajectories)
     _check_units(config, models, units)
     ids = {trajectory.question_id for trajectory in trajectories}
-    num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "questions")
+    num_trained_on = evaluation.count_trained_on(config.checkpoint, ids, "questions")
     normalization: Normalization = _prompt(config, {}, prompt_settings, units)["normalization"]
     dataset = load.load_dataset(config.data) if config.data.dir else None
     gold = _gold(dataset, trajectories, normalization, units)

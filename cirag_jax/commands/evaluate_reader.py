@@ -72,7 +72,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     reader_format = str(prompt_settings.get("reader_format", config.evidence.reader_format))
     readings = _readings(config)
     ids = {reading.question.id for reading in readings}
-    num_trained_on = evaluation.count_trained_on(evaluation.training_ids(models), ids, "questions")
+    num_trained_on = evaluation.count_trained_on(config.checkpoint, ids, "questions")
 
     jobs = [job(reading, reader_format, config.calibration) for reading in readings]
     identity = {"prompts": reading_prompts.prompt_digest(reader_format), "max": config.max_tokens}

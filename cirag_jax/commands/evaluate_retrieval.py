@@ -22,7 +22,7 @@ from cirag_jax.evaluation.scoring import Scoring
 from cirag_jax.io import say, write_lines
 from cirag_jax.methods.common.evidence import Evidence
 from cirag_jax.methods.kirag.settings import Ranking
-from cirag_jax.models.io.workdir import trained_units, training_ids
+from cirag_jax.models.io.workdir import trained_units
 from cirag_jax.reports.tables import LEADING, write_report
 from cirag_jax.retrieval.encoders import Encoder, report_truncated
 from cirag_jax.retrieval.graph import GraphOptions
@@ -52,11 +52,8 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     trained: Any = trained_units(config.checkpoint) if config.checkpoint else None
     problem = _problem_of(config, config.data.units or trained or "triple")
     runs = _read_runs(config, problem)
-    num_trained_on = evaluation.count_trained_on(
-        training_ids(config.checkpoint) if config.checkpoint else frozenset(),
-        [question.id for question in problem.questions],
-        "questions",
-    )
+    ids = [question.id for question in problem.questions]
+    num_trained_on = evaluation.count_trained_on(config.checkpoint, ids, "questions")
     systems = _supported_systems(config, aligners, problem)
     rankings = Rankings(config, problem, aligners, max(ks))
     ranked = {name: rankings.of(name) for name in systems} | runs

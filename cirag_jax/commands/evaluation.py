@@ -40,14 +40,11 @@ class Model:
     Attributes:
       block: the model's config, a `configs.common.language_model`.
       prompt_settings: the prompt settings of the model's training, from the checkpoint.
-      trained_on: ids of the training questions, or of the passages for an extractor; None if
-        unknown, as for an adapter in PEFT's format.
       schemas: whether requests constrain the output to a JSON schema.
     """
 
     block: Config
     prompt_settings: Mapping[str, Any]
-    trained_on: frozenset[str] | None = frozenset()
     schemas: bool = False
 
     @property
@@ -108,24 +105,21 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
             block.model = block.model or meta["model"]
         student = block.copy_and_resolve_references()
         student.adapter = spec
-        models[STUDENT] = Model(student, prompt_settings, workdir.training_ids(spec), schemas)
+        models[STUDENT] = Model(student, prompt_settings, schemas)
     if config.base.run or spec is None:
-        models[BASE] = Model(block, {}, schemas=schemas)
+        models[BASE] = Model(block, {}, schemas)
     return models
 
 
-def training_ids(models: Mapping[str, Model]) -> frozenset[str] | None:
-    """Returns the student's `Model.trained_on`; empty if there is no student."""
-    return models[STUDENT].trained_on if STUDENT in models else frozenset()
-
-
-def count_trained_on(
-    trained_on: frozenset[str] | None, ids: Collection[str], subject: str
-) -> int | None:
+def count_trained_on(checkpoint: str | None, ids: Collection[str], subject: str) -> int | None:
     """Counts the ``ids`` that a checkpoint was trained on, and warns if there are any.
 
-    Returns None and prints a message if the checkpoint does not record its training data.
+    Returns None and prints a message if the checkpoint does not record its training data, as an
+    adapter in PEFT's format.
     """
+    from cirag_jax.models.io import workdir
+
+    trained_on = workdir.training_ids(checkpoint) if checkpoint else frozenset[str]()
     if trained_on is None:
         say(f"the checkpoint does not record whether it was trained on these {subject}")
         return None

@@ -21,7 +21,7 @@ from cirag_jax.methods.cirag import compact
 from cirag_jax.methods.cirag.prompts import integration_messages, render_decision
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.models import lora
-from cirag_jax.models.io import peft_format
+from cirag_jax.models.io import peft_format, workdir
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.runtime.requests import Generated, RequestError
@@ -382,14 +382,8 @@ def test_command_compares_student_base_and_rule(trajectories, tmp_path, monkeypa
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     settings = {"checkpoint": str(tmp_path / "peft"), "base.prefilled_headers": False}
-    of = evaluation.models_of
-
-    def models_of(config, role):  # like a workdir with a record of its training
-        found = of(config, role)
-        found["student"] = dataclasses.replace(found["student"], trained_on=frozenset({"q2", "z"}))
-        return found
-
-    monkeypatch.setattr(evaluation, "models_of", models_of)
+    # Like a workdir with a record of its training.
+    monkeypatch.setattr(workdir, "training_ids", {settings["checkpoint"]: {"q2", "z"}}.get)
     result = evaluate(trajectories, tmp_path / "e", **settings)
     assert result["num_trained_on"] == 1
     assert requests == [(settings["checkpoint"], {"integrator": 384}), (None, {"integrator": 384})]

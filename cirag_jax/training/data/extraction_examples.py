@@ -16,10 +16,10 @@ from cirag_jax.training.data.examples import Example, chat_examples
 from cirag_jax.types import Passage
 
 
-def passage_examples(
-    tokenizer: ChatTokenizer, reference: Reference, *, max_length: int
+def extraction_examples(
+    tokenizer: ChatTokenizer, references: Sequence[Reference], *, max_length: int
 ) -> tuple[list[Example], dict[str, int]]:
-    """Returns the examples of a passage, at most two, and the numbers of dropped items.
+    """Returns two conversations per passage, and the numbers of dropped items.
 
     Names are spelled as in the reference, except for repeated spaces. Triples keep their order.
     Entities have the order of `in_order_of_mention`, which is easier to learn than the alphabetical
@@ -29,40 +29,24 @@ def passage_examples(
     The counts are ``dropped_too_long`` (examples), ``dropped_entities`` and ``dropped_triples``
     (which the parser could not read back) and ``dropped_empty`` (passages without triples).
     """
-    reasons: collections.Counter[str] = collections.Counter()
-    passage = reference.passage
-    entities, triples = _entities(reference, reasons), _triples(reference, reasons)
-    if not triples:
-        reasons["dropped_empty"] += 1
-        return [], dict(reasons)
-    calls = (
-        (prompts.entity_messages(passage), prompts.render_entities(entities)),
-        (prompts.triple_messages(passage, entities), prompts.render_triples(triples)),
-    )
-    examples = []
-    for messages, answer in calls:
-        turns = [*messages, Message("assistant", answer)]
-        example = chat_examples(tokenizer, turns, (len(turns) - 1,), source=passage.id)
-        if len(example.tokens_T) <= max_length:
-            examples.append(example)
-        else:
-            reasons["dropped_too_long"] += 1
-    return examples, dict(reasons)
-
-
-def extraction_examples(
-    tokenizer: ChatTokenizer, references: Sequence[Reference], *, max_length: int
-) -> tuple[list[Example], dict[str, int]]:
-    """Returns the examples of all passages, and the numbers of dropped items.
-
-    See `passage_examples`.
-    """
-    examples: list[Example] = []
-    reasons: collections.Counter[str] = collections.Counter()
+    examples, reasons = list[Example](), collections.Counter[str]()
     for reference in references:
-        new_examples, dropped = passage_examples(tokenizer, reference, max_length=max_length)
-        examples += new_examples
-        reasons.update(dropped)
+        passage = reference.passage
+        entities, triples = _entities(reference, reasons), _triples(reference, reasons)
+        if not triples:
+            reasons["dropped_empty"] += 1
+            continue
+        calls = (
+            (prompts.entity_messages(passage), prompts.render_entities(entities)),
+            (prompts.triple_messages(passage, entities), prompts.render_triples(triples)),
+        )
+        for messages, answer in calls:
+            turns = [*messages, Message("assistant", answer)]
+            example = chat_examples(tokenizer, turns, (len(turns) - 1,), source=passage.id)
+            if len(example.tokens_T) <= max_length:
+                examples.append(example)
+            else:
+                reasons["dropped_too_long"] += 1
     return examples, dict(reasons)
 
 

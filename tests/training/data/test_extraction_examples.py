@@ -12,7 +12,6 @@ from cirag_jax.runtime.requests import Generated
 from cirag_jax.training.data.extraction_examples import (
     extraction_examples,
     in_order_of_mention,
-    passage_examples,
 )
 from cirag_jax.types import Passage, Triple
 from configs import common
@@ -36,7 +35,7 @@ def tokenizer(tmp_path_factory):
 
 
 def make(tokenizer, reference=REFERENCE, max_length=100_000):
-    return passage_examples(tokenizer, reference, max_length=max_length)
+    return extraction_examples(tokenizer, [reference], max_length=max_length)
 
 
 def answers(tokenizer, examples):
@@ -52,7 +51,7 @@ def answers(tokenizer, examples):
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "smollm2"])
-def test_passage_examples_prompts_match_inference(name, request):
+def test_extraction_examples_prompts_match_inference(name, request):
     """If `extract` gets the examples' answers, its prompts are the examples' prompts."""
     tokenizer = request.getfixturevalue(name)
     examples, reasons = make(tokenizer)
@@ -84,7 +83,7 @@ def test_in_order_of_mention_absent_names_come_last():
     )  # fmt: skip
 
 
-def test_passage_examples_unparsable_items_are_counted(tokenizer):
+def test_extraction_examples_unparsable_items_are_counted(tokenizer):
     long = "x" * 401
     triples = (
         Triple("Ule", "feeds", long, "p1", 0),
@@ -100,7 +99,7 @@ def test_passage_examples_unparsable_items_are_counted(tokenizer):
     assert make(tokenizer, nothing) == ([], {"dropped_triples": 1, "dropped_empty": 1})
 
 
-def test_passage_examples_too_long_is_dropped(tokenizer):
+def test_extraction_examples_too_long_is_dropped(tokenizer):
     examples, _ = make(tokenizer)
     shorter, longer = sorted(examples, key=lambda example: len(example.tokens_T))
     kept, reasons = make(tokenizer, max_length=len(longer.tokens_T))
