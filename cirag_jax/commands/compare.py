@@ -40,10 +40,6 @@ class NamedMethod(NamedTuple):
 def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     """Runs ``config.methods`` in ``workdir/NAME`` and compares them; resumes interrupted runs.
 
-    Args:
-      config: a config of configs/compare.py.
-      workdir: an existing folder.
-
     Returns:
       ``methods``: the result of each run. ``opened``: the number of loaded models, indexes and
       other resources, by kind. ``texts``: how many embeddings of texts the methods ``requested`` in

@@ -43,10 +43,8 @@ def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
 
     An error message names the first field that differs.
 
-    Args:
-      config: a config of configs/methods, or one with the same blocks.
-      code: name of the module with the method's program.
-      task: the questions and the passages to search.
+    ``config`` is a config of configs/methods, or has the same blocks. ``code`` is the name of the
+    module with the method's program.
     """
     needs, block = task.needs, block_name(config.method)
     blocks = _search_blocks(config, needs)

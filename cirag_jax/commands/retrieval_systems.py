@@ -312,13 +312,9 @@ def iterate(
 ) -> list[Prediction]:
     """Runs KiRAG's loop without a language model, on all questions at once.
 
-    Args:
-      questions: the questions, in the order of the predictions.
-      dataset: the source of triples, if units are triples.
-      corpus: the passages to search.
-      search: returns rows of passages.
-      aligner: embeds queries and units; use a `MemoizingEncoder`, because texts recur.
-      settings: KiRAG's settings; they must not need a language model.
+    The predictions have the order of ``questions``. ``search`` returns rows of passages. Use a
+    `MemoizingEncoder` as ``aligner``, because texts recur. ``settings`` must not need a language
+    model.
     """
     write = functools.partial(text_of, write_triple=TripleText("angle"))
     handlers: dict[type | str, Handler] = {

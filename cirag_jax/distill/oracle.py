@@ -367,10 +367,7 @@ def _one_line(text: str) -> str:
 class _UnsupportedAnswers:
     """The answers of a question that neither the question nor a kept fact states.
 
-    Args:
-      gold: the annotations.
-      known: the solved hops.
-      stated: the question and the kept facts.
+    ``known`` are the solved hops, and ``stated`` the question and the kept facts.
     """
 
     def __init__(self, gold: AnyGold, known: Mapping[int, str], stated: Sequence[str]):

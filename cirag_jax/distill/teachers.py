@@ -99,9 +99,7 @@ def read_conversation(
 class InsertingHandler:
     """A handler that inserts annotations into the responses of another handler.
 
-    Args:
-      handler: the other handler.
-      insert: maps a call and its response to the new response.
+    ``insert`` maps a call and its response to the new response.
     """
 
     def __init__(self, handler: Handler, insert: Callable[[Call, Any], Response]):

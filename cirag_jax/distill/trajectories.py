@@ -203,9 +203,7 @@ def statistics(
 ) -> dict[str, Any]:
     """Returns statistics of trajectories, with None for means of empty sets.
 
-    Args:
-      trajectories: the trajectories.
-      golds: annotations by question id, for ``retrieval_misses`` and ``gold_retrieved``.
+    ``golds`` are annotations by question id, for ``retrieval_misses`` and ``gold_retrieved``.
 
     Returns:
       Counts: ``trajectories``, ``teachers``, ``ends``, ``step_counts``, ``core_sizes`` and

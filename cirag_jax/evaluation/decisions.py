@@ -144,9 +144,8 @@ def _text(fact: Fact) -> str:
 def aligner(trajectories: Sequence[Trajectory], settings: CiragConfig) -> list[list[StepDecision]]:
     """Returns the decisions of ``integrator=aligner`` (`integrators.extend_chain`).
 
-    Args:
-      trajectories: the teacher's trajectories, with the aligner's scores of the candidates.
-      settings: CIRAG's settings, of which ``units``, ``normalization`` and ``stop_below`` are used.
+    The trajectories have the aligner's scores of the candidates. Of ``settings``, ``units``,
+    ``normalization`` and ``stop_below`` are used.
     """
     return [[_aligner(t, index, settings) for index in range(len(t.steps))] for t in trajectories]
 

@@ -26,10 +26,8 @@ def recall_per_step(
 ) -> dict[str, Any] | None:
     """Returns the recall of gold passages by step and by hop; None without steps.
 
-    Args:
-      predictions: one per question; None if the method failed before it read evidence.
-      questions: the questions; questions without ``supporting`` are ignored.
-      ks: the K of recall@K.
+    A prediction is None if the method failed before it read evidence. Questions without
+    ``supporting`` are ignored.
 
     Returns:
       ``found``: for each step i, the mean share of gold passages that steps 1 to i retrieved.

@@ -73,11 +73,7 @@ def judge_messages(
 ) -> tuple[Message, ...]:
     """Returns the conversation about one answer.
 
-    Args:
-      question: text of the question.
-      answer: the answer to judge.
-      golds: accepted answers, at least one.
-      rubric: a key of `RUBRICS`.
+    ``golds`` are the accepted answers, at least one. ``rubric`` is a key of `RUBRICS`.
     """
     verdict, task, prediction_label, gold_label = RUBRICS[rubric]
     reply = " or ".join(json.dumps({verdict: value}) for value in (True, False))

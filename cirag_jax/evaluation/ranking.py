@@ -21,11 +21,8 @@ def ranking_scores(
 ) -> dict[str, float]:
     """Returns the scores of one ranking.
 
-    Args:
-      ranked: retrieved items, best first.
-      gold: relevant items, at least one.
-      ks: the K of the scores at K.
-      substitutes: items that replace gold items; only ``complete@K`` accepts them.
+    ``ranked`` are retrieved items, best first, and ``gold`` at least one relevant item.
+    ``substitutes`` replace gold items; only ``complete@K`` accepts them.
 
     Returns:
       ``complete@K``: 1 if all gold items are among the first K. ``ndcg@K`` (Järvelin and

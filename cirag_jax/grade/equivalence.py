@@ -74,10 +74,7 @@ def find(
 ) -> Program[Mapping[str, Any]]:
     """Finds the groups of one cluster (A.9.4), by a language model or by rules.
 
-    Args:
-      facts: the facts of the cluster.
-      claims: all claims.
-      settings: settings of the search.
+    ``facts`` are those of the cluster, and ``claims`` are all claims.
 
     Returns:
       ``groups`` (nodes and kind of each group), and ``problems`` of `grade.prompts.parse_groups`.

@@ -48,11 +48,8 @@ def read_prompts(
 ) -> dict[str, Generate]:
     """Returns the requests of a file by id, in order.
 
-    Args:
-      path: a file of JSON lines.
-      defaults: fields of `Generate` for lines that do not set them.
-      check_schemas: whether to compile every ``json_schema`` with the grammar library, as local
-        backends do.
+    ``defaults`` are fields of `Generate` for lines that do not set them. With ``check_schemas``,
+    every ``json_schema`` is compiled with the grammar library, as local backends do.
     """
     _stop("config", convert("config", dict(defaults), _Defaults).stop)
     requests: dict[str, Generate] = {}

@@ -84,10 +84,8 @@ def router_digest(spec: str) -> str:
 def load_router(spec: str, identity: Mapping[str, Any], num_scalars: Mapping[bool, int]) -> Router:
     """Returns the router in a workdir.
 
-    Args:
-      spec: the workdir.
-      identity: the identity of the run's encoder, which must be that of the training.
-      num_scalars: number of features besides the embedding, by whether there was a refusal.
+    ``identity`` is that of the run's encoder, which must be that of the training. ``num_scalars``
+    is the number of features besides the embedding, by whether there was a refusal.
     """
     path = router_file(spec)
     try:

@@ -21,10 +21,8 @@ HOPS_FIGURE, ROBUSTNESS_FIGURE = "recall_by_hop", "robustness"
 def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
     """Writes ``table.md``, ``table.html`` and the figures.
 
-    Args:
-      result: result of `commands.comparison.compare`.
-      workdir: an existing folder.
-      show: whether to print the tables on standard error, too.
+    ``result`` is that of `commands.comparison.compare`. ``show`` also prints the tables to standard
+    error.
     """
     text = (f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result).values())
     write_table("\n\n".join([*text, *_notes(result)]), workdir, show)

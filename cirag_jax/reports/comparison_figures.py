@@ -173,10 +173,7 @@ def _draw_f1(
 ) -> Any:
     """Draws F1 against a cost with a logarithmic axis.
 
-    Args:
-      result: result of `commands.comparison.measure_runs`.
-      points: name of a run, cost, and F1, each with or without its interval.
-      label: name of the cost.
+    A point has the name of a run, its cost, and F1, each with or without its interval.
     """
     from matplotlib import ticker
 

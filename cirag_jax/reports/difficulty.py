@@ -23,9 +23,7 @@ _WIDTH, _HEIGHT, _MARGIN = 4.6, 0.62, 1.5  # Inches of a panel, a row and the ma
 def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
     """Writes ``table.md`` and the figures; prints the tables and a sentence per run.
 
-    Args:
-      result: result of `commands.difficulty.evaluate`.
-      workdir: an existing folder.
+    ``result`` is that of `commands.difficulty.evaluate`.
     """
     text = [f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result)]
     write_table("\n\n".join([*text, *notes(result)]), workdir)

@@ -130,7 +130,6 @@ class TripleGraph:
         self._synonyms = no_synonyms(0, self.options.max_synonyms)
 
     def __len__(self) -> int:
-        """Number of passages."""
         return len(self._hashes)
 
     def statistics(self) -> dict[str, int]:

@@ -54,7 +54,6 @@ class EntityIndex:
         self._shared_E = np.zeros(len(self._names), np.int32)  # Zero between searches.
 
     def __len__(self) -> int:
-        """Number of entities."""
         return len(self._names)
 
     @property

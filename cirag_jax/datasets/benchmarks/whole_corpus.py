@@ -65,11 +65,7 @@ def _loose(name: str) -> str:
 def write(builder: OfficialBuilder, name: str, questions: Sequence[Question], out: Path) -> Dataset:
     """Writes the dataset folder; every file gets its name when it is complete, questions last.
 
-    Args:
-      builder: a builder with a corpus.
-      name: the name of the dataset.
-      questions: the questions, which name passages by the corpus's key.
-      out: the folder.
+    The builder has a corpus. The questions name passages by the corpus's key.
     """
     source = builder.source
     assert source is not None

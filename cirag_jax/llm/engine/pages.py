@@ -29,7 +29,6 @@ class PagePool:
         self._holders = [0] * count
 
     def __len__(self) -> int:
-        """Returns the number of free pages."""
         return len(self._free)
 
     def allocate(self) -> int:
@@ -79,7 +78,6 @@ class PrefixTree:
         self._order: collections.OrderedDict[int, None] = collections.OrderedDict()
 
     def __len__(self) -> int:
-        """Returns the number of cached pages."""
         return len(self._order)
 
     def match(self, keys: Sequence[int]) -> list[int]:
