@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import logging
 import math
 import os
@@ -125,12 +124,7 @@ class TextDecoder:
         """Hub commit or SHA-256 of the weights, for manifests; reads all weights once."""
         if self.folder.is_dir():
             return folders.weights_revision(self.folder)
-        digest = hashlib.sha256()
-        for file in gguf_parts(self.folder):
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 22):
-                    digest.update(block)
-        return f"sha256:{digest.hexdigest()}"
+        return folders.hash_files(gguf_parts(self.folder))
 
 
 def _ropes(
