@@ -56,7 +56,7 @@ MODULES = ("cirag", "kirag", "dualrag", "c2rag", "grade")
 
 def experiments() -> Mapping[str, "Experiment"]:
     """Returns all declared experiments by name."""
-    declared: dict[str, "Experiment"] = {}
+    declared: dict[str, Experiment] = {}
     for name in MODULES:
         for experiment in importlib.import_module(f"experiments.paths.{name}").EXPERIMENTS:
             if experiment.name in declared:
