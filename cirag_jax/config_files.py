@@ -90,13 +90,17 @@ def _parse(config: ConfigDict, key: str, arguments: Sequence[str]) -> None:
     problem = f"--{name.lstrip('-')}={value}: expected {expected}, got {value!r}"
     if kind is str and value in _NULL_WORDS:
         raise UserError(problem)
-    # Only the field's block, because ml_collections prints it as YAML, which takes long.
     block, last = find_block(config, key)
+    target = block
+    if kind in (bool, int, float, str):  # ml_collections is slow with blocks of many fields.
+        block = ConfigDict({last: kind()})
     argv = ["", *(word.replace(f"config.{key}", f"config.{last}", 1) for word in arguments)]
     parsed = flags.FlagValues()
     try:
         config_flags.DEFINE_config_dict("config", block, flag_values=parsed, sys_argv=argv)
         parsed(argv)
+        if block is not target:
+            target[last] = block[last]
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
         problem = problem if equals else f"bad config override: {one_line(str(error))}"
         raise UserError(problem) from None

@@ -209,10 +209,10 @@ def _state(table: Printed, result: Mapping[str, Any] | None) -> str:
         values = "The paper's values:" if table.values else "The paper prints no values."
         return f"Ours: {NOT_RUN}. {values}"
     counts = sorted({cell["count"] for cell in result["cells"] if cell["count"] is not None})
-    questions = "-".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
+    ends = "-".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))) if counts else ""
     commits = ", ".join(commit[:8] for commit in result["commits"])
     return (
-        f"Ours: scale `{result['scale']}`, n = {questions}, commit {commits}, "
+        f"Ours: scale `{result['scale']}`{f', n = {ends}' if ends else ''}, commit {commits}, "
         f"{'; '.join(result['machines'])}."
     )
 
