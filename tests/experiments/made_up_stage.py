@@ -3,7 +3,8 @@
     python -m tests.experiments.made_up_stage --out=F [--add=N] [--input=F2]... [--fail] [--wait]
 
 ``--fail`` exits with 3; ``--wait`` writes F/started and waits for a signal. ``--again=N`` exits
-with 75 in the first N calls. Calls are counted in F.calls.
+with 75 in the first N calls. Calls are counted in F.calls. ``--meet=FIFO:r`` waits until another
+stage runs with ``--meet=FIFO:w``.
 """
 
 import argparse
@@ -21,6 +22,7 @@ parser.add_argument("--again", type=int, default=0)
 parser.add_argument("--fail", action="store_true")
 parser.add_argument("--wait", action="store_true")
 parser.add_argument("--incomplete", action="store_true")
+parser.add_argument("--meet")
 flags = parser.parse_args()
 
 flags.out.mkdir(exist_ok=True)
@@ -30,6 +32,10 @@ calls.write_text("x" * (count + 1))
 if flags.wait and not (flags.out / "started").exists():
     (flags.out / "started").touch()
     signal.pause()
+if flags.meet:
+    signal.alarm(30)
+    path, _, mode = flags.meet.rpartition(":")
+    open(path, mode).close()
 if flags.fail:
     print("the stage is broken", file=sys.stderr)
     sys.exit(3)

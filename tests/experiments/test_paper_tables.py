@@ -2,9 +2,12 @@
 
 import collections
 import json
+import re
+import shlex
 
 import pytest
 
+from cirag_jax import config_files
 from experiments import papers, paths, run
 from experiments.papers import (
     benches,
@@ -140,6 +143,18 @@ def test_plan_of_a_table_has_valid_commands(tmp_path):
 def settings_of(bench, system):
     words = bench.command(system, {"data": "two_wiki"}).split()[2:]
     return dict(word.removeprefix("--config.").split("=", 1) for word in words)
+
+
+@pytest.mark.parametrize("name", ["cirag_table1", "kirag_table1"])
+def test_rows_of_a_table_answer_the_same_questions(name):
+    stages = papers.experiments()[name].scales["paper"]().stages
+    questions = set()
+    for command in (s.command for n, s in stages.items() if re.match("answer_.*_two_wiki", n)):
+        _, config, *flags = shlex.split(command)
+        made = config_files.load_config(config.partition("=")[2], flags)
+        data = made.data
+        questions.add((data.limit, data.random, data.corpus, data.contexts_as_corpus, made.profile))
+    assert len(questions) == 1
 
 
 def test_models_of_the_scale_paper_are_those_of_the_papers():

@@ -82,6 +82,18 @@ def test_run_finished_stages_are_skipped_and_changed_flag_reruns_those_below(
     assert changed["a"]["stages"]["table"]["folder"] != result["a"]["stages"]["table"]["folder"]
 
 
+def test_run_stages_at_the_same_time(declared, tmp_path, capsys):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    stages = {"one": f"--meet={fifo}:r", "two": f"--meet={fifo}:w --add=1"}
+    declared(a={**stages, "last": "--input={one} --input={two} --add=1"})
+    code, result, err = execute(capsys, tmp_path / "w", "--jobs=2")
+    assert code == 0 and sums(result, "a") == {"one": 0, "two": 1, "last": 2}, err
+    assert list(result["a"]["stages"]) == ["one", "two", "last"]
+    assert run.main([f"--workdir={tmp_path}", "--jobs=0"]) == 2
+    assert "--jobs=0 must be at least 1" in capsys.readouterr().err
+
+
 def test_run_folder_without_result_is_not_finished(declared, tmp_path, capsys):
     declared(a={"first": "--add=1"})
     _, result, _ = execute(capsys, tmp_path)
