@@ -4,6 +4,8 @@ import collections
 import json
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -124,7 +126,10 @@ def test_costs_count_questions_and_shared_stages_once():
     latency = cost_of("cirag_figure6", "paper")  # one command answers with all systems
     assert max(cost.questions for cost in latency.values()) == 7000
     smoke = cost_of("cirag_table2", "smoke")
-    assert costs.text(smoke.values(), "smoke") == f"about {7 * len(smoke) / 60:.0f} min"
+    assert (
+        costs.text(smoke.values(), "smoke")
+        == f"about {costs.SECONDS_PER_STAGE * len(smoke) / 60:.0f} min"
+    )
     both = {**smoke, **cost_of("cirag_table3", "smoke")}
     assert (
         len(both) == len(smoke) + 18
@@ -227,6 +232,33 @@ def test_plans_of_all_tables_are_valid(scale, tmp_path):
     chosen = [e for e in papers.experiments().values() if scale in e.scales]
     plan = planning.plan(chosen, scale, tmp_path, None, {}, dry_run=True)
     assert not plan.problems and plan.names.keys() == {e.name for e in chosen}
+
+
+# Tables of each paper with few stages.
+_SMALL = (
+    "cirag_figure3", "cirag_figure5", "kirag_table5", "kirag_table6", "dualrag_table1",
+    "dualrag_table6", "dualrag_figure3", "c2rag_table3", "c2rag_table8", "c2rag_figure3c",
+    "grade_table2", "grade_figure2", "grade_figure4",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_tables_are_filled_at_the_scale_smoke(tmp_path):
+    flags = ["--scale=smoke", f"--only={','.join(_SMALL)}", f"--workdir={tmp_path}"]
+    for more in (["--set=questions=2"], ["--set=questions=2", "--collect"]):
+        command = [sys.executable, "experiments/run.py", *flags, *more]
+        done = subprocess.run(command, cwd=planning.ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for name in _SMALL:
+        cells = json.loads((tmp_path / "results" / f"{name}.json").read_text())["cells"]
+        lacking = papers.experiments()[name].missing
+        empty = [
+            (cell["row"], cell["column"])
+            for cell in cells
+            if cell["row"] not in lacking and cell["value"] is None and not cell["reason"]
+        ]
+        assert not empty, name
+        assert any(cell["value"] is not None for cell in cells), name
 
 
 def test_collect_writes_values_differences_and_states(declared, tmp_path, capsys):
