@@ -114,7 +114,8 @@ def test_dataset_commands_closed_output_is_no_error(repository, monkeypatch, end
 _EXPERIMENTS = """
 import contextlib, os, pathlib, runpy, sys
 
-scripts = [p for p in pathlib.Path("experiments").rglob("*.py") if "__main__" in p.read_text()]
+files = pathlib.Path("experiments").rglob("*.py")
+scripts = [p for p in files if '__name__ == "__main__"' in p.read_text()]
 scripts = [p for p in scripts if p.name not in ("triple_text.py", "workload.py")]  # No --help.
 assert len(scripts) > 15
 for path in scripts:

@@ -463,5 +463,5 @@ def test_list_names_scales_and_variables(capsys):
     assert run.main(["--list"]) == 0
     out = capsys.readouterr().out
     assert "cirag_path" in out and "smoke, small, paper" in out and "--set=server=" in out
-    assert re.search(r"cirag_table2 .*\n.*smoke: 18 cells, 32 stages, about 4 min;", out)
+    assert re.search(r"cirag_table2 .*\n.*smoke: 18 cells, 32 stages, about \d+ min;", out)
     assert re.search(r"counted once:\n *smoke: \d+ stages, about \d+ min\n", out)

@@ -54,11 +54,11 @@ def test_encode_compiles_once_per_bucket(encoder):
     before = encode_lib.TRACES.copy()
     some = texts(90, longest=40)
     for part in (some, some[:7], some[40:]):
-        encode(encoder, None, part, tokens_per_batch=384)
-    encode(encoder, jax.tree.map(lambda x: x * 1.5, encoder.state), some, tokens_per_batch=384)
+        encode(encoder, None, part, tokens_per_batch=768)
+    encode(encoder, jax.tree.map(lambda x: x * 1.5, encoder.state), some, tokens_per_batch=768)
     traced = encode_lib.TRACES - before
     lengths = {bucket_length(len(row)) for row in tokenize(encoder, some)}
-    assert traced == {(batch_rows(length, 384), length): 1 for length in lengths}
+    assert traced == {(batch_rows(length, 768), length): 1 for length in lengths}
 
 
 def test_encode_long_texts_share_few_buckets(tmp_path):
