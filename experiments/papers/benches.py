@@ -117,6 +117,8 @@ def smoke(own: str, dialect: str = "cirag", trained: Mapping[str, str] | None = 
                 settings += [f"rankers.{name}.kind=bi_encoder", f"rankers.{name}.model={MINILM}"]
         local = [role for role in roles_of(system.config) if _is_local(system, role)]
         remote = [role for role in roles_of(system.config) if role not in local]
+        if "triples=online" in system.settings:
+            remote.append("extractor")
         settings += [f"{role}.{setting}" for role in local for setting in _LOCAL]
         settings += served(*remote).replace("--config.", "").split()
         settings += _SMOKE_SETTINGS.get(system.method, ())
