@@ -46,7 +46,9 @@ SYSTEMS = {
     "KiRAG w/o Aligner": _UNALIGNED.but("w/o Aligner", "kirag.use_aligner=false"),
     "KiRAG w/o Constructor": KIRAG.but("w/o Constructor", "kirag.use_constructor=false"),
     "KiRAG w/o Training": _UNALIGNED.but("w/o Training", "rankers.aligner.kind=bi_encoder"),
-    "E5": System("E5", "native_rag:paper", ("native_rag.units=triple",)),
+    "E5": System(
+        "E5", "native_rag:paper", ("native_rag.units=triple", "native_rag.reader_format=thought")
+    ),
 }
 _READERS = {
     "Qwen2.5": ("reader.model=Qwen/Qwen2.5-7B-Instruct",),
