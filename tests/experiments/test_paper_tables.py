@@ -58,6 +58,12 @@ def declared(monkeypatch):
     return declare
 
 
+def value_of(cell, results_of):
+    measured = cell.measure(results_of)
+    assert measured is not None
+    return measured.value
+
+
 def cells_of(workdir, name="cirag_table1"):
     content = json.loads((workdir / "results" / f"{name}.json").read_text())
     return {(c["row"], c["column"]["metric"]): c for c in content["cells"]}
@@ -198,7 +204,7 @@ def test_kirags_counts_are_read_from_extraction_and_training():
         },
     }  # fmt: skip
     found = {
-        (name, row, *column): cell.measure(made_by).value
+        (name, row, *column): value_of(cell, made_by)
         for name in ("kirag_table6", "kirag_table7")
         for (row, column), cell in papers.experiments()[name].scales["paper"]().cells.items()
         if "musique" not in column
@@ -220,7 +226,7 @@ def test_examples_of_dualrags_student_are_summed_over_benchmarks():
     setup = papers.experiments()["dualrag_table1"].scales["paper"]()
     examples = {"reasoner": 5, "entity_identifier": 3, "summarizer": 4}
     results_of = {f"distill_ft_{data}": {"examples": examples} for data in BENCHMARKS}
-    values = {row: cell.measure(results_of).value for (row, _), cell in setup.cells.items()}
+    values = {row: value_of(cell, results_of) for (row, _), cell in setup.cells.items()}
     assert values == {
         "Reasoner": 15, "Entity Identifier": 9, "Knowledge Summarizer": 12, "Sum": 36,
     }  # fmt: skip
