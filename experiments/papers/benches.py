@@ -32,11 +32,9 @@ def _questions(own: str) -> dict[str, str]:
     Args:
       own: the config of the paper's own system.
     """
-    config = config_of(own)
-    fields = ["data.limit", "data.random", "data.contexts_as_corpus", "profile", "recall_at"]
-    if config.data.corpus != "per_question":  # Systems over a graph of all passages keep theirs.
-        fields.append("data.corpus")
-    values = dict(config_files.leaves(config))
+    values = dict(config_files.leaves(config_of(own)))
+    fields = ("limit", "random", "corpus", "contexts_as_corpus")
+    fields = (*(f"data.{field}" for field in fields), "profile", "recall_at")
     return {field: _word(values[field]).replace(" ", "") for field in fields}
 
 
@@ -101,13 +99,12 @@ def smoke(own: str, dialect: str = "cirag", trained: Mapping[str, str] | None = 
             "data.random": "false",
             "data.contexts_as_corpus": "true",
         }
-        shared.pop("data.corpus", None)
+        if shared["data.corpus"] != "per_question":  # The index has the passages of all questions.
+            shared["data.corpus"] = "ircot_full"
         settings = [f"data.dir={{corpus{suffix}}}", "data.split=dev"]
         settings += [f"{name}={value}" for name, value in shared.items()]
-        if config.data.corpus != "per_question":  # The index has the passages of all questions.
-            settings.append("data.corpus=ircot_full")
-            if "retriever" in config:
-                settings.append(f"retriever.folder={{index{suffix}}}/index")
+        if "retriever" in config and shared["data.corpus"] == "ircot_full":
+            settings.append(f"retriever.folder={{index{suffix}}}/index")
         if "encoder" in config:
             settings += [f"encoder.model={MINILM}", *_LENGTHS.replace("--config.", "").split()]
         if "triples" in config:
@@ -187,7 +184,7 @@ def small_questions(data: str) -> str:
     return SMALL_DEV.replace(SMALL_FOLDER, f"--config.data.dir={{data}}/{FOLDERS[data]}")
 
 
-def small(trained: Mapping[str, str] | None = None) -> Bench:
+def small(trained: Mapping[str, str] | None = None, corpus: str = "selected_questions") -> Bench:
     """Returns a bench for a laptop: real questions, and a model of 1.5B parameters in every role.
 
     All systems have the preset ``medium``. The integrator and the aligner are those of the paths at
@@ -195,6 +192,7 @@ def small(trained: Mapping[str, str] | None = None) -> Bench:
 
     Args:
       trained: further trained models, as in `paper_of`.
+      corpus: the passages to search, as in ``config.data.corpus``.
     """
     models = {**_TRAINED, **(trained or {})}
     stages = {**cirag.small().stages, **renamed(kirag.small().stages, "_kirag")}
@@ -206,7 +204,6 @@ def small(trained: Mapping[str, str] | None = None) -> Bench:
 
     def command(system: System, axes: Mapping[str, Any]) -> str:
         system = dataclasses.replace(system, config=f"{system.method}:medium")
-        corpus = "per_question" if system.method == "c2rag" else "selected_questions"
         settings = small_questions(axes["data"]).replace("--config.", "").split()
         settings += [f"data.corpus={corpus}", "model={model}"]
         if "triples" in config_of(system.config):

@@ -156,7 +156,7 @@ def settings_of(bench, system):
     return dict(word.removeprefix("--config.").split("=", 1) for word in words)
 
 
-@pytest.mark.parametrize("name", ["cirag_table1", "kirag_table1"])
+@pytest.mark.parametrize("name", ["cirag_table1", "kirag_table1", "c2rag_table1"])
 def test_rows_of_a_table_answer_the_same_questions(name):
     stages = papers.experiments()[name].scales["paper"]().stages
     questions = set()
