@@ -132,7 +132,7 @@ def _stage_of(name: str, run: str, axes: Mapping[str, Any]) -> Reader:
 
     def read(result: Mapping[str, Any]) -> Measured:
         for entry in result["stages"]:
-            if entry["stage"] == granularity:
+            if entry["stage"] == granularity and entry["num_questions"]:
                 return interval_of(entry[axes["metric"]][key], entry["num_questions"])
         return Measured(None, reason="no question was answered at this granularity")
 

@@ -137,7 +137,8 @@ class Runner:
             received.append(signum)
             for running in self._running:
                 assert running.process.pid is not None
-                os.kill(running.process.pid, signum)
+                with contextlib.suppress(ProcessLookupError):  # It has just ended.
+                    os.kill(running.process.pid, signum)
 
         numbers = (signal.SIGINT, signal.SIGTERM)
         old = {number: signal.signal(number, forward) for number in numbers}
@@ -254,7 +255,8 @@ def _server(script: str) -> Iterator[str]:
         try:
             while not (url := output.read_text("utf-8").strip() if output.exists() else ""):
                 if process.exitcode is not None:
-                    raise UserError(f"python {script} ended without printing its URL.")
+                    reason = _last_line(errors)
+                    raise UserError(f"python {script} ended without printing its URL: {reason}")
                 time.sleep(0.05)
             say_with_time(f"{_shown([script])} serves language models at {url}")
             yield url

@@ -366,6 +366,9 @@ def test_readers_of_undefined_scores_return_the_reason():
     assert interval_of({"value": 0.5, "low": 0.25, "high": 0.75}, 4)[:4] == (50, 25, 75, 4)
     result = {"num_questions": 4, "systems": {"x": {"granularities": {"triple": 3, "passage": 1}}}}
     assert share("x", "granularities", "triple")(result).value == 75
+    result = {"stages": [{"stage": "triple", "num_questions": 0}]}
+    stage = cirag._stage_of("cascade, triple", "x", {"metric": "f1"})(result)
+    assert stage == Measured(None, reason="no question was answered at this granularity")
 
 
 def test_grade_places_are_read_from_rows():

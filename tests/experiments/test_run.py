@@ -94,6 +94,12 @@ def test_run_stages_at_the_same_time(declared, tmp_path, capsys):
     assert "--jobs=0 must be at least 1" in capsys.readouterr().err
 
 
+def test_server_that_does_not_start_is_named_with_its_error():
+    words = r"python missing\.py ended without printing its URL: .*No such file"
+    with pytest.raises(UserError, match=words), running._server("missing.py"):
+        pass
+
+
 def test_run_folder_without_result_is_not_finished(declared, tmp_path, capsys):
     declared(a={"first": "--add=1"})
     _, result, _ = execute(capsys, tmp_path)
