@@ -43,7 +43,9 @@ SYSTEMS = {
         KIRAG.but("w/o Retriever", "retriever.units=triple", "kirag.num_passages=20"),
         trained={"rankers.aligner.model": "aligner", "encoder.model": "aligner"},
     ),
-    "KiRAG w/o Aligner": _UNALIGNED.but("w/o Aligner", "kirag.use_aligner=false"),
+    "KiRAG w/o Aligner": _UNALIGNED.but(
+        "w/o Aligner", "kirag.use_aligner=false", "kirag.append_best=false"
+    ),
     "KiRAG w/o Constructor": KIRAG.but("w/o Constructor", "kirag.use_constructor=false"),
     "KiRAG w/o Training": _UNALIGNED.but("w/o Training", "rankers.aligner.kind=bi_encoder"),
     "E5": System(

