@@ -21,6 +21,10 @@ def train(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
         return train_router.train_and_evaluate(config, workdir)
     component = state_lib.component_of(config)
+    if component == "grpo":
+        from cirag_jax.commands import reinforce
+
+        return reinforce.train_and_evaluate(config, workdir)
     if component == "cross_encoder":
         from cirag_jax.training import cross_encoder as trainer
     elif component == "aligner":

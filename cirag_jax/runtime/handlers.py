@@ -319,8 +319,8 @@ class GenerateHandler:
     Args:
       backend: the model.
       max_tokens: token limit per role, for requests without a limit.
-      seed: base seed of sampled requests without a seed; a request's seed also depends on its
-        position in the program. None changes no seeds.
+      seed: base seed (or any text) of sampled requests without a seed; a request's seed also
+        depends on its position in the program. None changes no seeds.
       cache: responses of earlier runs; None disables caching.
       identity: identifies the model in the cache.
 
@@ -335,7 +335,7 @@ class GenerateHandler:
         backend: llm.Backend,
         max_tokens: Mapping[str, int],
         *,
-        seed: int | None = 0,
+        seed: int | str | None = 0,
         cache: ResponseCache | None = None,
         identity: Any = None,
     ):
@@ -369,7 +369,7 @@ class GenerateHandler:
                 respond(index, RequestError(response.error))
                 return
             if isinstance(response, llm.Generated):
-                response = drop_thoughts(response)
+                response = self.response(response)
             if self._cache is not None:
                 self._cache.keep(self._identity, batch[index], response)
             respond(index, response)
@@ -427,6 +427,10 @@ class GenerateHandler:
         except ExceptionGroup as group:  # ``done`` failed in a task of a server's client
             raise _first_error(group.subgroup(UserError) or group) from None
 
+    def response(self, response: llm.Generated) -> llm.Generated:
+        """Returns a backend's response as programs receive it, without thoughts in its text."""
+        return drop_thoughts(response)
+
     def request(self, call: Call) -> llm.Generate | llm.Score:
         """Returns a call's request with a token limit and, if it is sampled, with a seed."""
         request: llm.Generate | llm.Score = call.request
@@ -439,6 +443,25 @@ class GenerateHandler:
         bits = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
         seed = int.from_bytes(bits[:4], "little") >> 1 if request.temperature else 0
         return dataclasses.replace(request, max_tokens=limit, seed=request.seed or seed)
+
+
+class SamplingHandler(GenerateHandler):
+    """Answers the requests of one role by samples from the model's own distribution.
+
+    Responses have all tokens with their log-probabilities, also those of thoughts, so that a policy
+    can be trained on them (`training.policy`).
+    """
+
+    def request(self, call: Call) -> llm.Generate | llm.Score:
+        """Returns a call's request; a text is sampled at temperature 1."""
+        if isinstance(call.request, llm.Score):
+            return super().request(call)
+        sampled = dataclasses.replace(call.request, temperature=1.0, top_p=1.0, logprobs=True)
+        return super().request(dataclasses.replace(call, request=sampled))
+
+    def response(self, response: llm.Generated) -> llm.Generated:
+        """Returns a response without thoughts in its text, but with all tokens."""
+        return dataclasses.replace(super().response(response), tokens=response.tokens)
 
 
 def _first_error(error: Exception) -> Exception:

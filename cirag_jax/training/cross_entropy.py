@@ -54,6 +54,30 @@ def cross_entropy(
     return total, weights_BT.sum()
 
 
+def token_losses(
+    config: DecoderConfig,
+    params: Params,
+    hidden_BTD: jax.Array,
+    targets_BT: jax.Array,
+    mask_BT: jax.Array,
+    *,
+    chunk: int = CHUNK,
+    train_head: bool = False,
+) -> jax.Array:
+    """Returns ``-log p(target)`` of each token where the mask is not 0, and 0 elsewhere, fp32.
+
+    Unlike in `cross_entropy`, the caller may compute any function of the losses. The backward pass
+    therefore computes the logits again. The arguments are those of `cross_entropy`.
+    """
+    name = "embedding" if config.tie_embeddings else "lm_head"
+    targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
+    weights_BT = (mask_BT != 0).astype(jnp.float32)
+    losses: Any = _token_losses(
+        config, (chunk, train_head), {name: params[name]}, hidden_BTD, targets_BT, weights_BT
+    )
+    return losses
+
+
 def _losses(
     config: DecoderConfig, head: Params, hidden_BCD: jax.Array, targets_BC: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
@@ -103,10 +127,10 @@ def _head_gradient(name, dlogits_BCV, hidden_BCD, weights_BC):
 
 
 def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
-    """Returns the sum of the losses, and the gradients, each of which may be None.
+    """Returns the sum of the losses, the losses, and the gradients, each of which may be None.
 
-    They are the gradients with respect to ``hidden_BTD`` and to the output layer. ``sizes`` are
-    ``chunk`` and ``train_head`` of `cross_entropy`.
+    They are the gradients of the sum with respect to ``hidden_BTD`` and to the output layer.
+    ``sizes`` are ``chunk`` and ``train_head`` of `cross_entropy`.
     """
     chunk, train_head = sizes
     batch, length = targets_BT.shape
@@ -133,7 +157,7 @@ def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, wit
     num_chunks = -(-has_weight_BT.sum(1, dtype=jnp.int32).max() // width)
 
     def step(index, carry):
-        total, gradient_BTD, head_gradient = carry
+        total, losses_BT, gradient_BTD, head_gradient = carry
         start = index * width
 
         def cut(x):
@@ -141,7 +165,9 @@ def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, wit
 
         hidden_BCD, weights_BC = cut(sorted_BTD), cut(weights_BT)
         losses_BC, scores = _losses(config, head, hidden_BCD, cut(targets_BT))
-        total += jnp.where(weights_BC != 0, losses_BC * weights_BC, 0.0).sum()
+        losses_BC = jnp.where(weights_BC != 0, losses_BC * weights_BC, 0.0)
+        total += losses_BC.sum()
+        losses_BT = jax.lax.dynamic_update_slice_in_dim(losses_BT, losses_BC, start, axis=1)
         if with_gradient:
             dlogits_BCV = _logits_gradient(config, scores, weights_BC)
             piece_BCD = _hidden_gradient(head, dlogits_BCV, hidden_BCD.dtype)
@@ -151,17 +177,20 @@ def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, wit
             if train_head:
                 piece = _head_gradient(name, dlogits_BCV, hidden_BCD, weights_BC)
                 head_gradient = sharding.constrain(head_gradient + piece, *axes)
-        return total, gradient_BTD, head_gradient
+        return total, losses_BT, gradient_BTD, head_gradient
 
     zeros = jnp.zeros_like(sorted_BTD) if with_gradient else None
     head_zeros = jnp.zeros(shape, jnp.float32) if with_gradient and train_head else None
-    start = (jnp.zeros((), jnp.float32), zeros, head_zeros)
-    total, gradient_BTD, head_gradient = jax.lax.fori_loop(np.int32(0), num_chunks, step, start)
+    start = (jnp.zeros((), jnp.float32), jnp.zeros_like(weights_BT), zeros, head_zeros)
+    total, losses_BT, gradient_BTD, head_gradient = jax.lax.fori_loop(
+        np.int32(0), num_chunks, step, start
+    )
+    inverse_BT = jnp.argsort(order_BT, axis=1)
+    losses_BT = jnp.take_along_axis(losses_BT, inverse_BT, 1)
     if gradient_BTD is not None:
-        inverse_BT = jnp.argsort(order_BT, axis=1)
         gradient_BTD = jnp.take_along_axis(gradient_BTD, inverse_BT[..., None], 1)
         gradient_BTD = sharding.constrain(gradient_BTD, "batch", "length", "act_embed")
-    return total, (gradient_BTD, head_gradient)
+    return total, losses_BT, (gradient_BTD, head_gradient)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -179,7 +208,8 @@ def _cross_entropy(
 
 
 def _cross_entropy_forward(*inputs) -> Any:
-    return _over_chunks(*inputs, with_gradient=True)
+    total, _, gradients = _over_chunks(*inputs, with_gradient=True)
+    return total, gradients
 
 
 def _cross_entropy_backward(config, sizes, gradients, dtotal) -> Any:
@@ -192,3 +222,35 @@ def _cross_entropy_backward(config, sizes, gradients, dtotal) -> Any:
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _token_losses(
+    config: DecoderConfig,
+    sizes: tuple[int, bool],
+    head: Mapping[str, jax.Array],
+    hidden_BTD: jax.Array,
+    targets_BT: jax.Array,
+    weights_BT: jax.Array,
+) -> jax.Array:
+    return _over_chunks(
+        config, sizes, head, hidden_BTD, targets_BT, weights_BT, with_gradient=False
+    )[1]
+
+
+def _token_losses_forward(config, sizes, *inputs) -> Any:
+    return _token_losses(config, sizes, *inputs), inputs
+
+
+def _token_losses_backward(config, sizes, inputs, dlosses_BT) -> Any:
+    head, hidden_BTD, targets_BT, weights_BT = inputs
+    # A weighted sum of the losses has the same gradient.
+    weights_BT = weights_BT * dlosses_BT
+    *_, (gradient_BTD, dhead) = _over_chunks(
+        config, sizes, head, hidden_BTD, targets_BT, weights_BT, with_gradient=True
+    )
+    dhead = None if dhead is None else {name: dhead for name in head}
+    return dhead, gradient_BTD, None, None
+
+
+_token_losses.defvjp(_token_losses_forward, _token_losses_backward)

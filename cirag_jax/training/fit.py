@@ -66,6 +66,7 @@ def fit(
     start: float,
     advice: str,
     describe: Describe = describe_padding,
+    synchronous: bool = False,
 ) -> FitResult:
     """Trains up to ``total_steps``, starting from the latest checkpoint if there is one.
 
@@ -88,6 +89,7 @@ def fit(
       start: start of the time limit, on the clock `time.monotonic`.
       advice: remedy to suggest if too many consecutive steps are skipped.
       describe: edits the metrics of a step in place, given its batch and duration in seconds.
+      synchronous: whether ``train_step`` waits for its result, which is then reported at once.
 
     All processes must have the same ``meta["run"]``.
 
@@ -135,6 +137,8 @@ def fit(
             sent_at = time.monotonic()
             state, metrics = train_step(state, batch)
             report.sent(step, metrics, batch, sent_at)
+            if synchronous:
+                report.finish()
             if report.consecutive_skips > config.max_skipped_steps:
                 checkpoints.save(step, state, batches, meta)
                 checkpoints.wait()

@@ -108,9 +108,10 @@ class TrainStep:
     """The compiled training step, for states with the shapes and shardings of ``state``.
 
     Without ``lora_config``, all parameters of the decoder are trained. Call it under
-    ``jax.set_mesh(mesh)``. ``chunk`` is passed to `cross_entropy.cross_entropy`. ``traces`` counts
-    compilations: one for each shape of a micro-batch (``gradient``), and one each for adding and
-    applying gradients (``add``, ``apply``).
+    ``jax.set_mesh(mesh)``. ``loss`` has the arguments and results of `loss`, to which it passes
+    ``chunk``; its batches may have another type, and its second result may be a dictionary of sums
+    with the key ``tokens``. ``traces`` counts compilations: one for each shape of a micro-batch
+    (``gradient``), and one each for adding and applying gradients (``add``, ``apply``).
     """
 
     def __init__(
@@ -122,8 +123,10 @@ class TrainStep:
         mesh: jax.sharding.Mesh,
         *,
         chunk: int = cross_entropy.CHUNK,
+        loss: Callable[..., tuple[jax.Array, Any]] = loss,
     ):
         self.config = config
+        self.loss = loss
         self.options = lora.lora_options(lora_config, train=True) if lora_config else None
         self.tx = tx
         self.chunk = chunk
@@ -164,7 +167,7 @@ class TrainStep:
         return run(self._apply, state, total)
 
     def _gradient_of(self, trained, params, batch, key, step, index):
-        """Returns gradient, summed loss and summed weight of a micro-batch, kept per shard."""
+        """Returns gradient, summed loss and other sums of a micro-batch, kept per shard."""
         self.traces["gradient"] += 1
         if self.options is not None and self.options.dropout > 0.0:
             key = jax.random.fold_in(jax.random.fold_in(key, step), index)
@@ -176,20 +179,20 @@ class TrainStep:
 
             def loss_of_adapter(buffers):
                 adapter = precision.redirect_gradients(trained, buffers)
-                return loss(self.config, params, adapter, batch, self.options, key, self.chunk)
+                return self.loss(self.config, params, adapter, batch, self.options, key, self.chunk)
 
             def loss_of_all(trained):
                 params = decoder_params.to_params(trained)
-                return loss(self.config, params, None, batch, None, None, self.chunk)
+                return self.loss(self.config, params, None, batch, None, None, self.chunk)
 
             if self.options is None:
                 total, at = loss_of_all, trained
             else:
                 total, at = loss_of_adapter, precision.gradient_buffers(trained)
-            (value, count), gradient = jax.value_and_grad(total, has_aux=True)(at)
+            (value, sums), gradient = jax.value_and_grad(total, has_aux=True)(at)
             # Layers in bfloat16 have gradients in bfloat16 within a micro-batch.
             gradient = jax.tree.map(lambda x: x.astype(jnp.float32), gradient)
-            return jax.tree.map(lambda x: x[None], (gradient, value, count))
+            return jax.tree.map(lambda x: x[None], (gradient, value, sums))
 
         whole = jax.sharding.PartitionSpec()
         specs = (whole, decoder_params.fsdp_specs(self.config) if params else whole)
@@ -203,10 +206,12 @@ class TrainStep:
 
     def _update(self, state, sums):
         self.traces["apply"] += 1
-        gradient, value, count = sums
-        value, count = value.sum(), count.sum()
+        gradient, value, others = sums
+        others = jax.tree.map(jnp.sum, others if isinstance(others, dict) else {"tokens": others})
+        count = others.pop("tokens")
         share = 1.0 / jnp.maximum(count, 1.0)
         gradient = jax.tree.map(lambda g: g * share, gradient)
-        loss = value * share
+        loss = value.sum() * share
         state, norms = apply_gradient(self.tx, state, gradient, loss)
-        return state, {"loss": loss, "tokens": count, **norms}
+        means = {name: value * share for name, value in others.items()}
+        return state, {"loss": loss, "tokens": count, **means, **norms}

@@ -124,7 +124,7 @@ def place_rows(arrays: Any, mesh: jax.sharding.Mesh) -> Any:
 
 # ---------------------------------------------------------------------------------------- settings
 
-Component = Literal["aligner", "cross_encoder", "integrator", "extractor", "reader", "role"]
+Component = Literal["aligner", "cross_encoder", "integrator", "extractor", "reader", "role", "grpo"]
 
 
 def is_training(config: Config) -> bool:
@@ -137,7 +137,7 @@ def component_of(config: Config) -> Component:
     if not is_training(config):
         raise UserError(
             "--config is not a training config; choose configs/aligner.py, cross_encoder.py, "
-            "integrator.py, extractor.py, reader.py, role.py or router.py."
+            "integrator.py, extractor.py, reader.py, role.py, grpo.py or router.py."
         )
     component = config.get("component", "aligner")
     check_value("config.component", component, Component)

@@ -166,3 +166,27 @@ def test_cross_entropy_sharded_vocabulary_equals_unsharded(tied):
     # The other half of the weight is gathered once, independent of the number of chunks.
     gathered = collectives(text, loops=100)["all-gather"].bytes
     assert 0 <= gathered - WORDS * WIDTH < 0.1 * WORDS * WIDTH
+
+
+@pytest.mark.parametrize(("tied", "softcap"), CASES)
+def test_token_losses_equal_plain_formula_in_any_function(tied, softcap):
+    config, head, hidden_BTD, targets_BT, mask_BT = problem(tied, softcap)
+
+    def chunked(hidden_BTD, head):
+        losses_BT = ce.token_losses(
+            config, head, hidden_BTD, targets_BT, mask_BT, chunk=12, train_head=True
+        )
+        return 0.05 * jnp.square(losses_BT).sum(), losses_BT
+
+    def expected(hidden_BTD, head):
+        logprobs_BT = plain_logprobs(config, head, hidden_BTD, targets_BT)
+        losses_BT = jnp.where(mask_BT, -logprobs_BT, 0.0)
+        return 0.05 * jnp.square(losses_BT).sum(), losses_BT
+
+    both = (0, 1)
+    (_, losses_BT), gradients = jax.value_and_grad(chunked, both, has_aux=True)(hidden_BTD, head)
+    (_, losses_2), gradients_2 = jax.value_and_grad(expected, both, has_aux=True)(hidden_BTD, head)
+    np.testing.assert_allclose(losses_BT, losses_2, rtol=1e-6, atol=ATOL)
+    assert not np.asarray(losses_BT)[~mask_BT].any()
+    for a, b in zip(*map(jax.tree.leaves, (gradients, gradients_2)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=ATOL)

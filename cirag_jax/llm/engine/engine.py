@@ -208,6 +208,25 @@ class Engine:
             other._store = CacheStore(self.config, other.context, options)
         return other
 
+    def prompt(self, request: llm.Generate) -> np.ndarray:
+        """Returns the tokens of a request's prompt, int32, as `generate` continues them."""
+        return self._fit(request)[0]
+
+    def update(
+        self, *, params: decoder_params.Params | None = None, adapter: Adapter | None = None
+    ) -> None:
+        """Replaces the weights, or only the adapter, while no request is running.
+
+        The arrays are those of `Engine`, with the same shapes, and may change afterwards only by
+        another update. Forgets the cached prefixes, which were computed with the old weights.
+        """
+        with self._on_mesh():
+            if params is not None:
+                self._weights = self._weights._replace(params=_unstack(params, self.config))
+            if adapter is not None:
+                self._weights = self._weights._replace(adapter=_unstack(adapter, self.config))
+        self.forget()
+
     def forget(self) -> None:
         """Clears the cached prefixes."""
         self._store.allocator.tree.clear()

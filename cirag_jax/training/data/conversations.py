@@ -114,7 +114,7 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
     return data
 
 
-def _hold_out(
+def hold_out(
     config: Config, items: Sequence[Item], name_of: Callable[[Item], str]
 ) -> tuple[list[Item], list[Item]]:
     """Returns (training items, dev items), split by name.
@@ -236,7 +236,7 @@ def _trajectories(
         dev = trajectories_lib.select(dev, config.keep, config.seed, config.num_dev)
         _check_disjoint(train, dev, lambda t: t.question_id, "questions")
     else:
-        train, dev = _hold_out(config, train, lambda t: t.question_id)
+        train, dev = hold_out(config, train, lambda t: t.question_id)
     return train, trajectories_lib.select(dev, config.keep), prompt_settings
 
 
@@ -315,7 +315,7 @@ def _extractions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> D
         dev, _ = select_references(dev_data, limit=config.num_dev, seed=config.seed)
         _check_disjoint(references, dev, lambda r: r.passage.id, "passages")
     else:
-        references, dev = _hold_out(config, references, lambda r: r.passage.id)
+        references, dev = hold_out(config, references, lambda r: r.passage.id)
     train_examples, reasons = extraction_examples(tokenizer, references, max_length=max_length)
     dev_examples, dev_reasons = extraction_examples(tokenizer, dev, max_length=max_length)
     result = {
@@ -390,7 +390,7 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         dev = _draw(dev, config.num_dev, config.seed)
         _check_disjoint(train, dev, lambda reading: reading.question.id, "questions")
     else:
-        train, dev = _hold_out(config, train, lambda reading: reading.question.id)
+        train, dev = hold_out(config, train, lambda reading: reading.question.id)
     render = functools.partial(
         readings_lib.reading_examples,
         tokenizer,
@@ -442,7 +442,7 @@ def _role_examples(config: Config, tokenizer: ChatTokenizer, max_length: int) ->
         dev = _draw(dev, config.num_dev, config.seed)
         _check_disjoint(train, dev, _question_id, "questions")
     else:
-        train, dev = _hold_out(config, train, _question_id)
+        train, dev = hold_out(config, train, _question_id)
     if config.num_examples > len(train):
         raise UserError(
             f"config.num_examples={config.num_examples} exceeds the {len(train)} training examples"
