@@ -88,7 +88,7 @@ def _parse(config: ConfigDict, key: str, arguments: Sequence[str]) -> None:
     if issubclass(kind, ConfigDict):
         expected = f"one of its fields (--config.{key}.field=value)"
     problem = f"--{name.lstrip('-')}={value}: expected {expected}, got {value!r}"
-    if kind is str and value in _NULL_WORDS:
+    if kind is str and value in _NULL_WORDS and value != "none":  # A value of config.tracker.
         raise UserError(problem)
     block, last = find_block(config, key)
     target = block

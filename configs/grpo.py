@@ -27,6 +27,7 @@ def get_config(preset: str = "quick") -> Any:
 def base() -> Any:
     """Returns the values that all presets share."""
     config = trainer("grpo")
+    del config.batch_size  # A step has as many rows as its rollouts need.
     config.method = "cirag:small"  # METHOD or METHOD:PRESET, of configs/methods.
     config.role = "reader"  # The role whose model is trained; all others stay as they are.
     config.set = placeholder(object)  # Overrides of the method: "('KEY=VALUE', ...)".
@@ -36,12 +37,16 @@ def base() -> Any:
     config.profile = "musique"  # Answer scorer, from evaluation/answers.py.
     config.num_dev, config.dev_fraction = 100, 0.2
 
-    # Weights of the rewards, which are summed: em, f1, recall (of gold passages), format (1 without
-    # malformed output), length (minus the generated tokens / 100), searches (minus their number).
-    config.rewards = ConfigDict(
-        {"em": 0.0, "f1": 1.0, "recall": 0.0, "format": 0.0, "length": 0.0, "searches": 0.0}
-    )
-    config.batch_size = 8  # Questions per step whose rollouts have different rewards.
+    # Weights of the rewards, which are summed.
+    config.rewards = ConfigDict()
+    config.rewards.em = 0.0  # Whether the answer is exactly a gold answer.
+    config.rewards.f1 = 1.0  # F1 of the answer's words.
+    config.rewards.recall = 0.0  # Share of the gold passages that were retrieved.
+    config.rewards.format = 0.0  # Whether all outputs of the run were well-formed.
+    config.rewards.length = 0.0  # Minus the number of tokens that the role generated, in hundreds.
+    config.rewards.searches = 0.0  # Minus the number of searches.
+
+    config.questions_per_step = 8  # Questions whose rollouts have different rewards.
     config.group_size = 8  # Rollouts per question.
     config.max_draws = 2  # Draws of questions per step, to replace those with equal rewards.
     config.in_flight = 64  # Rollouts that run concurrently.
@@ -74,7 +79,7 @@ def quick() -> Any:
     """A short trial of ``reader``."""
     config = reader()
     config.num_steps, config.eval_every, config.num_dev = 20, 10, 40
-    config.batch_size, config.group_size = 4, 6
+    config.questions_per_step, config.group_size = 4, 6
     return config
 
 
@@ -113,8 +118,8 @@ def paper() -> Any:
     config.model.spec, config.model.dtype = "Qwen/Qwen2.5-3B", "bfloat16"
     config.model.remat = "full"
     config.data.corpus = "ircot_full"
-    config.rewards = ConfigDict({**config.rewards.to_dict(), "em": 1.0, "f1": 0.0})
-    config.batch_size, config.group_size, config.in_flight = 512, 5, 1024
+    config.rewards.em, config.rewards.f1 = 1.0, 0.0
+    config.questions_per_step, config.group_size, config.in_flight = 512, 5, 1024
     config.kl, config.num_steps = 0.001, 1000
     config.clip_high, config.normalize = 0.2, "sequence"
     config.lora.rank, config.lora.alpha = 64, 128.0

@@ -141,7 +141,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
 
     # ---- Fit ------------------------------------------------------------------------------------
-    questions = Questions(planned.train, config.seed, config.batch_size, config.max_draws)
+    questions = Questions(planned.train, config.seed, config.questions_per_step, config.max_draws)
     with contextlib.ExitStack() as stack:
         handlers = stack.enter_context(open_others(planned, config.role, config.group_size))
         sampler = Sampler(config, planned, engine, handlers, workdir / ROLLOUTS, run_identity)
@@ -205,8 +205,16 @@ def skip(state: state_lib.TrainState) -> state_lib.TrainState:
 def check_config(config: Config) -> None:
     """Raises `UserError` for invalid settings."""
     state_lib.check_training(config)
-    check_at_least(1, config, "num_steps", "length", "batch_size", "rows_per_device", "chunk")
-    check_at_least(1, config, "max_draws", "num_updates", "in_flight", "max_saturated_steps")
+    check_at_least(1, config, "num_steps", "length", "rows_per_device", "chunk")
+    check_at_least(
+        1,
+        config,
+        "questions_per_step",
+        "max_draws",
+        "num_updates",
+        "in_flight",
+        "max_saturated_steps",
+    )
     check_at_least(2, config, "group_size")
     check_at_least(0, config, "num_dev", "clip_low", "clip_high", "kl")
     check_choice("config.normalize", config.normalize, ("token", "sequence", "constant"))
@@ -417,7 +425,7 @@ class Sampler:
         with self._runner(f"step_{step:06d}", step, handler) as runner:
             for draw in range(questions.max_draws):
                 new = [q for q in questions.draw(step, draw) if q.id not in drawn]
-                new = new[: config.batch_size - len(groups)]
+                new = new[: config.questions_per_step - len(groups)]
                 drawn.update(question.id for question in new)
                 rollouts = self._run(runner, new, config.group_size)
                 for question in new:
@@ -425,7 +433,7 @@ class Sampler:
                     scores += values
                     if group:
                         groups.append(group)
-                if len(groups) == config.batch_size:
+                if len(groups) == config.questions_per_step:
                     break
         self._check_collapse(bool(groups))
         self._delete_old(step)
