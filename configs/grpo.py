@@ -120,7 +120,7 @@ def paper() -> Any:
     config.data.corpus = "ircot_full"
     config.rewards.em, config.rewards.f1 = 1.0, 0.0
     config.questions_per_step, config.group_size, config.in_flight = 512, 5, 1024
-    config.kl, config.num_steps = 0.001, 1000
+    config.kl, config.num_steps = 0.001, 500
     config.clip_high, config.normalize = 0.2, "sequence"
     config.lora.rank, config.lora.alpha = 64, 128.0
     config.length, config.packing = 4096, False

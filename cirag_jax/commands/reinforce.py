@@ -115,7 +115,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     def update(state: state_lib.TrainState, samples: Sequence[Sample]) -> Any:
         weights = policy.token_weights(samples, config.normalize, config.length)
         batches = policy.policy_batches(samples, weights, layout, tokenizer.pad_id)
-        placed = [place(batch) for batch in batches]
+        placed: list[Any] = [place(batch) for batch in batches]
         if reference is not None:
             placed = [reference.add_to(batch) for batch in placed]
         for _ in range(config.num_updates):
@@ -468,7 +468,7 @@ class Sampler:
     def _runner(self, name: str, step: int, handler: Handler) -> Runner:
         """Opens the journal of a step; a step that was interrupted continues where it was."""
         handlers = {**self._handlers, self._config.role: handler}
-        settings = {**self._identity, "step": step}
+        settings = {**self._identity, "step": step, "role": self._config.role}
         path = self._folder / f"{name}.sqlite"
         return Runner(
             path, settings, lambda *_: handlers, in_flight=self._config.in_flight, replace=True
@@ -539,7 +539,7 @@ class Sampler:
         for name, score, advantage in zip(names, scores, values, strict=True):
             is_wrong = not score.get("em", 0.0)
             kl = config.kl if config.kl_on == "all" or is_wrong else 0.0
-            for sample in policy.samples_of(self._turns(runner, handler, name)):
+            for sample in policy.samples_of(list(self._turns(runner, handler, name))):
                 if len(sample.tokens_T) > config.length:
                     counts["too_long"] += 1
                     continue

@@ -1,4 +1,4 @@
-"""The command ``launch/report.py``: a page that shows one run's trace or compares several runs."""
+"""The command ``launch/report.py``: pages of a run, of several runs, or of a step's rollouts."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,14 @@ from cirag_jax.commands import compare, comparison, difficulty
 from cirag_jax.datasets.records import read_lines
 from cirag_jax.errors import InUse, UserError
 from cirag_jax.io import read_object, say
+from cirag_jax.llm.types import Usage
 from cirag_jax.reports import difficulty as difficulty_report
-from cirag_jax.reports import results, trace
+from cirag_jax.reports import results, rollouts, trace
 from cirag_jax.reports.pages import Section
 from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.store import JOURNAL
-from cirag_jax.types import Config
+from cirag_jax.training import rewards
+from cirag_jax.types import Config, Prediction, Question
 
 CONFIG, RESULT = "config.json", "result.json"
 # Errors from reading a result of another command.
@@ -34,12 +36,15 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     ``config`` comes from configs/report.py.
 
     Returns:
-      For one run, the result of `trace.report`. For several runs, the results of
+      For ``config.rollouts``, the result of `report_rollouts`. For one run, the result of
+      `trace.report`. For several runs, the results of
       `comparison.measure_runs` and `results.write`, and the ``unfinished`` runs, which are not on
       the page.
     """
-    if config.run is not None and config.runs is not None:
-        raise UserError("config.run and config.runs are alternatives; set only one.")
+    if sum(config[name] is not None for name in ("run", "runs", "rollouts")) > 1:
+        raise UserError("config.run, config.runs and config.rollouts are alternatives; set one.")
+    if config.rollouts is not None:
+        return report_rollouts(config, workdir)
     inside = _runs_inside(config.run)
     if config.runs is None and not inside:
         if config.difficulty is not None:
@@ -66,6 +71,47 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if note:
         say(note)
     return {**result, **pages, **({"unfinished": unfinished} if inside else {})}
+
+
+def report_rollouts(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+    """Writes ``rollouts.html`` of a step of GRPO; see `reports.rollouts`.
+
+    Returns:
+      ``page`` (path), ``num_questions`` and ``num_rollouts``.
+    """
+    path = pathlib.Path(config.rollouts).expanduser()
+    shown = []
+    with JournalReader(path) as journal:
+        role = journal.settings.get("role")
+        if role is None:
+            raise UserError(
+                f"{path} is not the journal of a step; choose a file in the folder rollouts/ of "
+                "configs/grpo.py."
+            )
+        passages = journal.passages()
+        for record in journal.records():
+            question = record.input_as(Question)
+            prediction = record.result(Prediction)
+            turns = [turn for turn in journal.generations(record.id) if turn.request.role == role]
+            values = {}
+            if prediction is not None:
+                usage = record.roles[role].usage if role in record.roles else Usage()
+                rollout = rewards.Rollout(
+                    question,
+                    prediction,
+                    usage.generated_tokens,
+                    record.calls["retrieve"],
+                    config.profile,
+                )
+                values = rewards.all_of(rollout)
+            shown.append(rollouts.ShownRollout(question, prediction, values, turns, record.error))
+    page = workdir / rollouts.PAGE
+    rollouts.write_page(page, config.title or f"rollouts, {path.stem}", shown, passages)
+    return {
+        "page": str(page),
+        "num_questions": len({each.question.id for each in shown}),
+        "num_rollouts": len(shown),
+    }
 
 
 def _runs_inside(folder: str | None) -> list[tuple[str, pathlib.Path]]:

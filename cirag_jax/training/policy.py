@@ -80,8 +80,10 @@ _EMPTY = Sample(np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32
 
 def _joined(earlier: Sample, prompt_T: np.ndarray, text: Sample) -> Sample:
     given = Sample(prompt_T, np.zeros(len(prompt_T), bool), np.zeros(len(prompt_T), np.float32))
-    parts = zip(earlier[:3], given[:3], text[:3], strict=True)
-    return Sample(*(np.concatenate(part) for part in parts))
+    tokens_T, sampled_T, logprob_T = (
+        np.concatenate(parts) for parts in zip(earlier[:3], given[:3], text[:3], strict=True)
+    )
+    return Sample(tokens_T, sampled_T, logprob_T)
 
 
 def advantages(reward_G: Sequence[float], *, scale: bool) -> np.ndarray | None:

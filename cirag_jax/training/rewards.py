@@ -89,3 +89,12 @@ def score(rollout: Rollout, weights: Mapping[str, float]) -> dict[str, float]:
     """Returns every reward with a weight, and ``reward``, their weighted sum."""
     values = {name: REWARDS[name](rollout) for name, weight in weights.items() if weight}
     return {**values, "reward": sum(weights[name] * value for name, value in values.items())}
+
+
+def all_of(rollout: Rollout) -> dict[str, float]:
+    """Returns every reward whose annotation the question has."""
+    return {
+        name: function(rollout)
+        for name, function in REWARDS.items()
+        if name not in _NEEDS or getattr(rollout.question, _NEEDS[name])
+    }

@@ -1,5 +1,6 @@
 """GRPO end to end with a tiny random decoder: what it learns, and how it resumes."""
 
+import contextlib
 import json
 import pathlib
 from typing import Any
@@ -140,7 +141,7 @@ class Killed(BaseException):
 
 def test_resumes_bit_for_bit_within_a_rollout(trained, folders, tmp_path, monkeypatch):
     """A run that is killed while it samples step 6 ends like one that was not."""
-    generate = Engine.generate
+    generate: Any = Engine.generate
     seen = {"step": 0, "calls": 0}
     sample = reinforce.Sampler.sample
 
@@ -148,7 +149,7 @@ def test_resumes_bit_for_bit_within_a_rollout(trained, folders, tmp_path, monkey
         seen["step"], seen["calls"] = step, 0
         return sample(self, step, questions)
 
-    def killing(self, requests, progress=None, done=None, more=None):
+    def killing(self, requests, progress=None, done: Any = None, more=None):
         def stop(index, response):
             done(index, response)
             seen["calls"] += 1
@@ -249,7 +250,7 @@ def test_rollouts_are_samples_with_all_tokens():
     class Backend:
         usage = llm.Usage()
 
-        def generate(self, requests, progress=None, done=None):
+        def generate(self, requests, progress=None, done: Any = None):
             (request,) = requests
             assert (request.temperature, request.top_p, request.logprobs) == (1.0, 1.0, True)
             tokens = tuple(
@@ -257,20 +258,36 @@ def test_rollouts_are_samples_with_all_tokens():
             )
             done(0, llm.Generated("<think></think>a", "stop", tokens=tokens))
 
-    handler = SamplingHandler(Backend(), {"reader": 5}, seed="0/1")
-    received = {}
     request = Generate((llm.Message("user", "x"),), "reader")
-    calls = [Call(RequestKey("q#0", 0), request)]
-    handler(calls, received.__setitem__)
+    received: dict[int, Any] = {}
+    SamplingHandler(Backend(), {"reader": 5}, seed="0/1")(
+        [Call(RequestKey("q#0", 0), request)], received.__setitem__
+    )
     assert received[0].text == "a" and [t.id for t in received[0].tokens] == [0, 1, 2]
-    seeds = {
-        SamplingHandler(Backend(), {"reader": 5}, seed=seed).request(
-            Call(RequestKey(program, 0), request)
-        ).seed
-        for seed in ("0/1", "0/2")
-        for program in ("q#0", "q#1")
-    }  # fmt: skip
+    seeds = set()
+    for seed in ("0/1", "0/2"):
+        handler: Any = SamplingHandler(Backend(), {"reader": 5}, seed=seed)
+        for program in ("q#0", "q#1"):
+            seeds.add(handler.request(Call(RequestKey(program, 0), request)).seed)
     assert len(seeds) == 4 and 0 not in seeds
+
+
+def test_engine_forgets_prefixes_of_old_weights(folders):
+    messages = (llm.Message("user", "question: where was the weaver born? " * 30),)
+    request = llm.Generate(messages, max_tokens=4, logprobs=True)
+    model = str(folders["model.spec"])
+    with contextlib.closing(Engine.open(model)) as engine:
+        adapter = lora.init_adapter(engine.config, lora.LoraConfig(rank=2))
+        adapter = jax.tree.map(lambda x: x + 0.1, adapter)
+        (before,) = engine.generate([request])
+        assert engine.generate([request])[0].usage.cached_tokens > 0
+        engine.update(adapter=lora.to_adapter(adapter))
+        (after,) = engine.generate([request])
+    adapted = Engine.open(model, adapter=(adapter, lora.LoraConfig(rank=2, alpha=2.0)))
+    with contextlib.closing(adapted) as engine:
+        (expected,) = engine.generate([request])
+    assert after.usage.cached_tokens == 0
+    assert after.tokens == expected.tokens != before.tokens
 
 
 def test_adapter_of_a_workdir_is_a_start(trained, folders, tmp_path):
