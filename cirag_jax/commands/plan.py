@@ -16,13 +16,15 @@ from flax import nnx
 from jax.extend import backend
 
 from cirag_jax import sharding
-from cirag_jax.commands import plan_index
+from cirag_jax.commands import plan_index, reinforce
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import is_training_workdir, say
 from cirag_jax.llm.chat import ChatTokenizer
+from cirag_jax.llm.engine.pages import PAGE_SIZE
+from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.models import cross_encoder as pair_model
-from cirag_jax.models import decoder_params, lora, precision
-from cirag_jax.models.decoder_config import choose_attention
+from cirag_jax.models import decoder, decoder_params, lora, precision
+from cirag_jax.models.decoder_config import DecoderConfig, choose_attention
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io import (
@@ -37,10 +39,11 @@ from cirag_jax.models.io import (
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.reports import tables
 from cirag_jax.retrieval.pairs import PairTokens
-from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers
+from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers, policy
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import packing, pools
 from cirag_jax.training.data.examples import Example
+from cirag_jax.training.policy import PolicyBatch
 from cirag_jax.training.rehearsal import Rehearsal, bytes_of, quick_collection
 from cirag_jax.types import Config
 
@@ -125,7 +128,7 @@ def _dimensions(encoder: Config) -> int:
 def rehearse(config: Config) -> RehearsedStep:
     """Compiles a training step of ``config`` for fake devices; see `plan`."""
     component = state_lib.component_of(config)
-    trainers = {"aligner": aligner, "cross_encoder": cross_encoder}
+    trainers = {"aligner": aligner, "cross_encoder": cross_encoder, "grpo": reinforce}
     trainers.get(component, adapter).check_config(config)
     mesh = _make_mesh(config)
     rehearse_component = {"aligner": _aligner, "cross_encoder": _cross_encoder}
@@ -251,7 +254,14 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     attention = choose_attention(model, platform="cpu", packed=config.packing)
     model = dataclasses.replace(model, attention=attention)
     _check_heads(config, model.num_heads)
-    layout = adapter.make_layout(config, mesh, model.max_positions)
+    samples = config.component == "grpo"
+    if samples:  # A row for each rollout, although packed rows have several.
+        layout = reinforce.make_layout(config, mesh, model.max_positions)
+        rows = config.questions_per_step * config.group_size
+        rows = -(-rows // layout.rows_per_batch) * layout.rows_per_batch
+        layout = dataclasses.replace(layout, rows_per_step=rows)
+    else:
+        layout = adapter.make_layout(config, mesh, model.max_positions)
     lora_config = adapter.make_lora(config, model)
 
     # The loss loops over chunks of tokens, at most this many times.
@@ -274,10 +284,19 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
         return rehearsal.shape(x, sharding.batch_sharding(mesh, x.ndim, x.shape))
 
     pieces = packing.micro_batches([example], rows, layout, 0)
-    batches = [jax.tree.map(place, piece.batch) for piece in pieces]
+    batches: list[Any] = [jax.tree.map(place, piece.batch) for piece in pieces]
     frozen = {"base": bytes_of(base)} if base else {}
+    loss = lora_step.loss
+    if samples:
+        batches = [PolicyBatch(b, *(rehearsal.copy(b.mask_BT) for _ in range(4))) for b in batches]
+        loss = policy.make_loss(policy.Clip(config.clip_low, config.clip_high))
+        engine = (
+            rehearsal.place(decoder_params.abstract_params(model)),
+            _cache(config, rehearsal, model),
+        )
+        frozen |= {"engine": bytes_of(engine)}
     parts = {**frozen, **_parts(state, dtype), "batch": bytes_of(batches)}
-    step = lora_step.TrainStep(model, lora_config, tx, state, mesh, chunk=config.chunk)
+    step = lora_step.TrainStep(model, lora_config, tx, state, mesh, chunk=config.chunk, loss=loss)
     step(state, base, batches, rehearsal)
 
     tokens = layout.rows_per_step * layout.length
@@ -297,6 +316,14 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
         limit = max(config.max_tokens // tokens, 1)
         steps = min(steps, limit) if steps else limit
     return RehearsedStep(rehearsal, parts, dtype, tokens, flops, steps)
+
+
+def _cache(config: Config, rehearsal: Rehearsal, model: DecoderConfig) -> Any:
+    """Returns the shapes of the engine's keys and values, which exist during the whole run."""
+    options = EngineConfig.for_platform("gpu" if config.gpu else "cpu")
+    pages = (options.cache_tokens + options.prefix_tokens) // PAGE_SIZE
+    cache = jax.eval_shape(lambda: decoder.empty_cache(model, pages, PAGE_SIZE))
+    return rehearsal.place(cache)
 
 
 def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:

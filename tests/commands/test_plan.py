@@ -62,6 +62,7 @@ TINY = {
     "aligner": ("batch_size=8", "num_negatives=3", "query_max_length=64", "unit_max_length=64"),
     "cross_encoder": ("targets_per_step=4", "max_length=32"),
     "integrator": ("length=64", "buckets=(32,)", "batch_size=6", "rows_per_device=1", "chunk=64"),
+    "grpo": ("length=64", "buckets=(32,)", "questions_per_step=1", "group_size=2"),
     "reader": ("length=64", "buckets=(32,)", "batch_size=2", "model.dtype=bfloat16"),
 }
 
@@ -104,6 +105,14 @@ def _live() -> int:
             if shard.device == first:
                 sizes[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
     return sum(sizes.values())
+
+
+def test_plan_of_grpo_counts_the_engine_and_the_rollouts(planned):
+    parts = planned("grpo")["bytes_per_device"]
+    base = parts["base"]
+    assert parts["engine"] > base  # its own weights, and its keys and values
+    more = planned("grpo", "group_size=4")["bytes_per_device"]
+    assert more["batch"] == 2 * parts["batch"] and more["engine"] == parts["engine"]
 
 
 CASES = [
