@@ -125,7 +125,11 @@ def _main(arguments: Sequence[str]) -> int:
     if jobs < 1:
         raise UserError(f"--jobs={jobs} must be at least 1.")
     with running.locked(workdir):
-        states = running.submit(plan, workdir) if flags.slurm else running.Runner(plan, jobs).run()
+        states = (
+            running.submit(plan, workdir)
+            if flags.slurm
+            else running.Runner(plan, jobs, shared=flags.scale == "smoke").run()
+        )
         print(json.dumps(running.report(plan, states, workdir)))
     if "failed" in states.values() or plan.problems:
         return 1

@@ -9,11 +9,13 @@ Prints progress on stderr and one JSON object on stdout; exits with 2 on bad inp
 """
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
 import random
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from cirag_jax.datasets import formats, jsonl
@@ -70,16 +72,32 @@ def prepare(
             f"--corpus={corpus} does not apply to {benchmark} with --config={config}, which has "
             "its own corpus; select passages later, with config.data.corpus"
         )
-    builder = prepare_builder(builder_class, config, data_dir or out / "tfds", manual_dir)
-    dataset = to_dataset(builder)
-    questions = _draw(_of_split(dataset, split), limit, seed)
-    if builder.source is not None:
-        return whole_corpus.write(builder, dataset.name, questions, out)
-    passages = build_corpus(dataset, questions, corpus, seed).passages
-    dataset = _restrict(dataset, questions, passages)
-    write_dataset(dataset, out)
-    whole_corpus.write_manifest(builder, out)
+    data_dir = data_dir or out / "tfds"
+    with _locked(data_dir):
+        builder = prepare_builder(builder_class, config, data_dir, manual_dir)
+        dataset = to_dataset(builder)
+        questions = _draw(_of_split(dataset, split), limit, seed)
+        if builder.source is not None:
+            return whole_corpus.write(builder, dataset.name, questions, out)
+        passages = build_corpus(dataset, questions, corpus, seed).passages
+        dataset = _restrict(dataset, questions, passages)
+        write_dataset(dataset, out)
+        whole_corpus.write_manifest(builder, out)
     return dataset
+
+
+@contextlib.contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    """Waits until no other process uses the files of TFDS, because each builds them again."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        file = (data_dir / ".lock").open("a")
+    except OSError as error:
+        raise UserError(f"{data_dir} cannot be written ({error.strerror}).") from error
+    with file:
+        with contextlib.suppress(OSError):  # Some network file systems have no locks.
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def convert(

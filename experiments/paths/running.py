@@ -84,7 +84,7 @@ class _Running:
     """
 
     stage: PlannedStage
-    process: BaseProcess
+    process: BaseProcess | processes.Command
     started: float
     begun: float
     news: float
@@ -97,18 +97,21 @@ class Runner:
     Args:
       plan: the stages.
       jobs: number of stages that run at the same time.
+      shared: whether answers are computed by few processes, one after another, which compile
+        programs only once; only for tiny models.
 
     Attributes:
       states: the state of each stage by folder.
     """
 
-    def __init__(self, plan: Plan, jobs: int = 1):
+    def __init__(self, plan: Plan, jobs: int = 1, *, shared: bool = False):
         self.states: dict[pathlib.Path, State] = {}
         self._plan = plan
         self._jobs = jobs
         self._url = ""
         self._waiting = dict(enumerate(plan.stages.values(), start=1))
         self._running: list[_Running] = []
+        self._workers = processes.Workers() if shared else None
 
     def run(self) -> dict[pathlib.Path, State]:
         """Runs all stages that are not finished; a failure only stops stages that read it.
@@ -118,6 +121,8 @@ class Runner:
         """
         with contextlib.ExitStack() as stack:
             received = stack.enter_context(self._passing_on_signals())
+            if self._workers is not None:
+                stack.enter_context(self._workers)
             while self._running or (self._waiting and not received):
                 if not received:
                     self._start_stages(stack)
@@ -176,7 +181,10 @@ class Runner:
         with log.open("ab") as errors:
             errors.write(f"$ {_shown(words)}\n".encode())
         now = time.monotonic()
-        process = processes.start(words, ROOT, _output_path(stage), log)
+        start = processes.start
+        if self._workers is not None and stage.program == "answer":
+            start = self._workers.start
+        process = start(words, ROOT, _output_path(stage), log)
         return _Running(stage, process, now, now, now)
 
     def _wait(self, is_ending: bool) -> None:

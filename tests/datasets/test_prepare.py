@@ -1,7 +1,10 @@
+import concurrent.futures
+import fcntl
 import json
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -138,3 +141,25 @@ def test_prepare_runs_as_a_module(tmp_path):
     done = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["name"] == "hotpotqa_distractor"
+
+
+def test_prepare_waits_for_others_with_the_same_tfds_folder(tmp_path, monkeypatch):
+    """Each builds the files again, so another one must not read them at the same time."""
+    waiting, order, flock = threading.Event(), [], fcntl.flock
+
+    def announce(file, operation):
+        waiting.set()
+        flock(file, operation)
+
+    monkeypatch.setattr(prepare.fcntl, "flock", announce)
+    monkeypatch.setattr(prepare, "prepare_builder", lambda *_: order.append("built"))
+    monkeypatch.setattr(prepare, "to_dataset", lambda _: 1 / 0)
+    with (tmp_path / ".lock").open("a") as file:
+        flock(file, fcntl.LOCK_EX)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            other = pool.submit(prepare.prepare, "two_wiki", tmp_path / "out", data_dir=tmp_path)
+            assert waiting.wait(10)
+            order.append("released")
+            flock(file, fcntl.LOCK_UN)
+            assert isinstance(other.exception(), ZeroDivisionError)
+    assert order == ["released", "built"]
