@@ -152,6 +152,13 @@ def base() -> Any:
     config.head.weight_decay = 1.0  # AdamW's decoupled weight decay.
     config.head.without = ()  # Feature groups of retrieval/candidates.py to leave out.
     config.head.hide = 0.1  # Probability of hiding each feature group of a state in training.
+    # Updates by reinforcement after the rounds: searches are sampled, and their choices are
+    # rewarded for the recall of the final ranking. Needs held_out=0. Each update searches
+    # per_update questions, searches times each.
+    config.head.updates = 0
+    config.head.per_update = 64  # Training questions of an update.
+    config.head.searches = 8  # Sampled searches for each question.
+    config.head.policy_learning_rate = 1e-3  # Learning rate of these updates.
 
     common.training_loop(config, eval_every=50)
     config.best_metric = "dev/mrr"  # Chooses the best checkpoint: dev/mrr | dev/recall@K

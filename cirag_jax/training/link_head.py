@@ -39,6 +39,7 @@ from cirag_jax.retrieval import stopping
 from cirag_jax.retrieval.candidates import FEATURES, GROUPS, StepCandidates
 from cirag_jax.retrieval.encoders import Encoder, FlaxEncoder, MemoizingEncoder, with_disk_cache
 from cirag_jax.retrieval.linked import LinkedIndex, Score, SearchResult
+from cirag_jax.training import link_policy
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data.splits import Questions
 from cirag_jax.training.preemption import PreemptionGuard
@@ -197,6 +198,7 @@ def train_link_head(
         return LinkHead(module, FEATURES, units, config.steps), loss
 
     score, states, held_out = score_by_aligner, list[State](), list[State]()
+    rewards: list[float] = []
     rankings = list[Ranking]()
     for number in range(1, config.rounds + 1):
         label = f"round {number}, searching"
@@ -210,19 +212,33 @@ def train_link_head(
             raise UserError("no search for a training question retrieved a gold passage")
         head, loss = fit_without(None)
         score = head.score
+    if config.updates:
+        parts = [(task.index, task.ids, task.train) for task in tasks]
+        head, rewards = link_policy.reinforce(head, parts, config, seed, check_stop)
+        score = head.score
     halves = (fit_without(0)[0].score, fit_without(1)[0].score) if held_out else (score, score)
     by_aligner = (score_by_aligner, score_by_aligner)
     aligner_recall, _ = _dev_recall(tasks, by_aligner, "aligner", check_stop)
     head_recall, dev_rankings = _dev_recall(tasks, halves, "linked", check_stop)
     head = dataclasses.replace(head, stop=fit_stop(rankings + config.held_out * dev_rankings))
-    return head, {"head_loss": loss, **aligner_recall, **head_recall}
+    metrics = {"head_loss": loss, **aligner_recall, **head_recall}
+    if config.updates:
+        metrics |= {"first_reward": rewards[0], "last_reward": rewards[-1]}
+    return head, metrics
 
 
 def check_settings(config: Config) -> None:
     """Raises `UserError` for invalid settings of ``config.head``."""
     counts = ("rounds", "steps", "hidden", "epochs", "batch_size")
     check_at_least(1, config, *counts, prefix="config.head.")
-    check_at_least(0, config, "held_out", prefix="config.head.")
+    check_at_least(0, config, "held_out", "updates", prefix="config.head.")
+    check_at_least(1, config, "per_update", prefix="config.head.")
+    check_at_least(2, config, "searches", prefix="config.head.")
+    if config.updates and config.held_out:
+        raise UserError(
+            "config.head.updates needs config.head.held_out=0, so that the dev questions, on which "
+            "recall is measured, are not trained on."
+        )
     check_choice("config.head.corpus", config.corpus, ("all", "own"))
     for group in config.without:
         check_choice("config.head.without", group, GROUPS)

@@ -127,3 +127,11 @@ def test_train_head_ignores_dev_questions_of_other_split(
     dataclasses.replace(head, record={"taught": [1]}).save(tmp_path / "held_out")
     with pytest.raises(UserError, match=r"taught of link_head\.safetensors must be a list of ids"):
         training_ids(str(tmp_path / "held_out"))
+
+
+def test_train_head_by_reinforcement(model_and_data, tmp_path, one_device):
+    changes = {"num_steps": 1, "eval_every": 0, "data.units": "sentence", "head.rounds": 1}
+    more = {"head.epochs": 2, "head.held_out": 0, "head.updates": 2, "head.searches": 2}
+    result = aligner.train_and_evaluate(config_of(model_and_data, **changes, **more), tmp_path)
+    assert result["complete"] and 0 <= result["first_reward"] <= 1 >= result["last_reward"]
+    assert (tmp_path / "link_head.safetensors").is_file()
