@@ -76,7 +76,7 @@ def test_samples_follow_the_softmax_of_the_scores():
 def test_reward_is_recall_of_the_first_ranks():
     question = Question("q", "?", ("a",), supporting=("p1", "p2"))
     assert link_policy.reward([1, 2, 0], question, IDS) == 1.0
-    assert link_policy.reward([1, 0, 2], question, IDS) == 0.75  # 1/2 at 2, 1 at 5
+    assert link_policy.reward([1, 0, 3, 4, 2], question, IDS) == 0.75  # 1/2 at 2, 1 at 5
     assert link_policy.reward([0, 3], question, IDS) == 0.0
 
 
