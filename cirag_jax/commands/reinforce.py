@@ -585,8 +585,11 @@ def _generated(record: Record, role: str) -> int:
 
 
 def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = scores[0] if scores else ()
-    return {name: float(np.mean([score[name] for score in scores])) for name in names}
+    """Returns the mean of each score over the rollouts that have it."""
+    names = dict.fromkeys(name for score in scores for name in score)
+    return {
+        name: float(np.mean([score[name] for score in scores if name in score])) for name in names
+    }
 
 
 # --------------------------------------------------------------------------------------- reference

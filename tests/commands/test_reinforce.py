@@ -306,3 +306,10 @@ def test_questions_are_drawn_in_passes():
     assert sorted(sum(passes[:3], [])) == sorted(sum(passes[3:], [])) == questions
     assert passes[:3] != passes[3:]
     assert policy.advantages([1.0, 2.0], scale=False) is not None
+
+
+def test_means_are_over_the_rollouts_with_a_score():
+    assert reinforce._means([{"recall": 1.0, "em": 0.0}, {"recall": 0.0}]) == {
+        "recall": 0.5,
+        "em": 0.0,
+    }
