@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
-from cirag_jax.commands import jobs, reinforce
+from cirag_jax.commands import jobs, rollouts
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
@@ -143,7 +143,7 @@ def test_resumes_bit_for_bit_within_a_rollout(trained, folders, tmp_path, monkey
     """A run that is killed while it samples step 6 ends like one that was not."""
     generate: Any = Engine.generate
     seen = {"step": 0, "calls": 0}
-    sample = reinforce.Sampler.sample
+    sample = rollouts.Sampler.sample
 
     def counting(self, step, questions):
         seen["step"], seen["calls"] = step, 0
@@ -159,7 +159,7 @@ def test_resumes_bit_for_bit_within_a_rollout(trained, folders, tmp_path, monkey
         return generate(self, requests, progress, stop, more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reinforce.Sampler, "sample", counting)
+        patch.setattr(rollouts.Sampler, "sample", counting)
         patch.setattr(Engine, "generate", killing)
         with pytest.raises(Killed):
             jobs.train(config_of(folders), tmp_path)
@@ -178,14 +178,14 @@ def test_resumes_bit_for_bit_within_a_rollout(trained, folders, tmp_path, monkey
 def test_engine_has_the_weights_of_the_trainer(folders, tmp_path, monkeypatch):
     """After each update, the engine's adapter equals the trained one."""
     seen = {}
-    sample = reinforce.Sampler.sample
+    sample = rollouts.Sampler.sample
 
     def watch(self, step, questions):
         layers = self._engine._weights.adapter["layers"]
         seen[step] = jax.tree.leaves(jax.tree.map(lambda *rows: np.stack(rows), *layers))
         return sample(self, step, questions)
 
-    monkeypatch.setattr(reinforce.Sampler, "sample", watch)
+    monkeypatch.setattr(rollouts.Sampler, "sample", watch)
     jobs.train(config_of(folders, num_steps=3, eval_every=1, keep_checkpoints=9), tmp_path)
     for step in (1, 2):
         for a, b in zip(seen[step + 1], adapter_of(tmp_path, step), strict=True):
@@ -301,7 +301,7 @@ def test_adapter_of_a_workdir_is_a_start(trained, folders, tmp_path):
 
 def test_questions_are_drawn_in_passes():
     questions: Any = list("abcdef")
-    drawn = reinforce.Questions(questions, seed=0, per_draw=2, max_draws=1)
+    drawn = rollouts.Questions(questions, seed=0, per_draw=2, max_draws=1)
     passes = [drawn.draw(step, 0) for step in range(1, 7)]
     assert sorted(sum(passes[:3], [])) == sorted(sum(passes[3:], [])) == questions
     assert passes[:3] != passes[3:]
@@ -309,7 +309,7 @@ def test_questions_are_drawn_in_passes():
 
 
 def test_means_are_over_the_rollouts_with_a_score():
-    assert reinforce._means([{"recall": 1.0, "em": 0.0}, {"recall": 0.0}]) == {
+    assert rollouts._means([{"recall": 1.0, "em": 0.0}, {"recall": 0.0}]) == {
         "recall": 0.5,
         "em": 0.0,
     }
