@@ -185,6 +185,27 @@ class ChatTokenizer:
         copied.encode_special_tokens = True
         return copied
 
+    @functools.cached_property
+    def documents(self) -> tokenizers.Tokenizer:
+        """A copy of the tokenizer that reads and writes special tokens, for other threads.
+
+        `transformers` changes the settings of ``tokenizer``, which fails while a thread uses it.
+        """
+        copied = copy.deepcopy(self.tokenizer.backend_tokenizer)
+        copied.no_truncation()
+        copied.no_padding()
+        return copied
+
+    def encode_document(self, text: str) -> list[int]:
+        """Returns the tokens of a text with its special tokens, after the start of a text if any.
+
+        Threads may call this function at the same time.
+        """
+        ids = self.documents.encode(replace_surrogates(text)).ids
+        while ids and ids[-1] in self.eos_ids:  # some tokenizers end every text with EOS
+            ids.pop()
+        return ids
+
     def _decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         return self.tokenizer.decode(
             ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False

@@ -10,6 +10,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.llm.chat import ChatTokenizer
 
 _WORD_BITS = 32
+_MAX_SCHEMAS = 128  # Maximum number of compiled schemas in memory.
 # With flexible white space, a small model under greedy decoding may never stop writing spaces.
 _FIXED_SPACES: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -45,6 +46,8 @@ class JsonGrammar:
 
         key = json.dumps(schema, sort_keys=False)
         if key not in self._compiled:
+            if len(self._compiled) >= _MAX_SCHEMAS:
+                self._compiled.clear()
             self._compiled[key] = _compile(schema, self._tokenizer)
         matcher = LLMatcher(self._tokenizer, self._compiled[key], log_level=0)
         if matcher.is_error():

@@ -77,6 +77,24 @@ class Generate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Complete(Generate):
+    """A text to continue, given as tokens instead of messages; only our engine answers it.
+
+    ``max_tokens`` may be 0, which generates nothing.
+
+    Attributes:
+      tokens: the tokens of the text, at least one.
+      echo: return the tokens of the text with the details that the request asks for; answered by
+        `Completed`.
+    """
+
+    messages: tuple[Message, ...] = ()
+    continue_final: bool = True
+    tokens: tuple[int, ...] = ()
+    echo: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Score:
     """A request for the probabilities of continuations of a conversation; answered by `Scored`.
 
@@ -141,6 +159,16 @@ class Generated:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Completed(Generated):
+    """The response to a `Complete` with ``echo``.
+
+    ``prompt`` has the tokens of the given text. The first has no log-probability.
+    """
+
+    prompt: tuple[Token, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
     """The tokens of each continuation of a `Score`; see `Generated` for ``error``."""
 
@@ -158,6 +186,10 @@ class Scored:
 OnProgress = Callable[[int, int], None]
 # Called with a request's index and its response, as soon as the response is complete.
 OnResponse = Callable[[int, Generated], None]
+# Called with a request's index before its prompt is computed and after every chunk of its answer,
+# and with a function from n to the response so far, with the tokens from index n on. The request is
+# cancelled if it returns False.
+OnPart = Callable[[int, Callable[[int], Generated]], bool]
 # Returns further requests; their indices continue after the last request.
 MoreRequests = Callable[[], Sequence[Generate]]
 

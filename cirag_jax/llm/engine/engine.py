@@ -20,6 +20,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import logging
 import pathlib
 import time
@@ -34,7 +35,7 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.llm import types as llm
-from cirag_jax.llm.chat import ChatTokenizer, PromptError, fit_prompt
+from cirag_jax.llm.chat import ChatTokenizer, PromptError, PromptTooLong, fit_prompt
 from cirag_jax.llm.engine import steps
 from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation
 from cirag_jax.llm.engine.rows import NUMBERS_NOT_FINITE, Row, to_arrays
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 
 CPU_FEATURES = pathlib.Path("/proc/cpuinfo")  # exists on Linux only
 
+CANCELLED = "the request was cancelled"
+_CANCELLED = llm.failed(CANCELLED)
 _TOP_BUCKETS = (1, 5, 20)  # numbers of alternatives with a compiled program
 _REQUEST_LIMITS = {
     "max_tokens": PositiveInt,
@@ -166,13 +169,7 @@ class Engine:
             params = decoder_params.unstack_layers(params, loaded.config, consume=True)
         pairs, lora_options = None, DEFAULT_LORA
         if adapter is not None:
-            if isinstance(adapter, str):
-                state, lora_config = peft_format.load_adapter(adapter, loaded.config, mesh=mesh)
-            else:
-                state, lora_config = adapter
-                state = state if mesh is None else sharding.shard_state(state, mesh)
-            pairs = lora_lib.to_adapter(state)
-            lora_options = lora_lib.lora_options(lora_config, train=False)
+            pairs, lora_options = _load_adapter(adapter, loaded.config, mesh)
             if merge_adapter:
                 scale = lora_options.scale
                 unstacked = _unstack(pairs, loaded.config)
@@ -212,20 +209,27 @@ class Engine:
         """Returns the tokens of a request's prompt, int32, as `generate` continues them."""
         return self._fit(request)[0]
 
-    def update(
-        self, *, params: decoder_params.Params | None = None, adapter: Adapter | None = None
-    ) -> None:
-        """Replaces the weights, or only the adapter, while no request is running.
+    def update(self, adapter: Adapter) -> None:
+        """Replaces the adapter with one of the same shapes, while no request is running.
 
-        The arrays are those of `Engine`, with the same shapes, and may change afterwards only by
-        another update. Forgets the cached prefixes, which were computed with the old weights.
+        Forgets the cached prefixes, which were computed with the old adapter.
         """
         with self._on_mesh():
-            if params is not None:
-                self._weights = self._weights._replace(params=_unstack(params, self.config))
-            if adapter is not None:
-                self._weights = self._weights._replace(adapter=_unstack(adapter, self.config))
+            self._weights = self._weights._replace(adapter=_unstack(adapter, self.config))
         self.forget()
+
+    def with_adapter(self, adapter: str | tuple[nnx.State, LoraConfig]) -> "Engine":
+        """Returns an engine with the same weights and an adapter (see `open`); both must be closed.
+
+        Keys and values depend on the adapter, so the engines share no pages.
+        """
+        other = copy.copy(self)
+        pairs, other._lora = _load_adapter(adapter, self.config, self._mesh)
+        with self._on_mesh():
+            other._weights = self._weights._replace(adapter=_unstack(pairs, self.config))
+        other.usage = llm.Usage()
+        other._store = CacheStore(self.config, self.context, self.options)
+        return other
 
     def forget(self) -> None:
         """Clears the cached prefixes."""
@@ -254,19 +258,46 @@ class Engine:
         except while another variant of the program has a queue longer than the number of active
         rows.
         """
-        responses: list[llm.Generated | None] = []
-        queues: dict[_Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
+        responses: dict[int, llm.Generated] = {}
 
-        def finish(index: int, response: llm.Generated) -> None:
+        def keep(index: int, response: llm.Generated) -> None:
             responses[index] = response
-            self.usage += response.usage
             if done is not None:
                 done(index, response)
 
+        def report(tokens: int) -> None:
+            if progress is not None:
+                progress(len(responses), tokens)
+
+        self.serve(requests, keep, more, on_chunk=report)
+        return [responses[index] for index in sorted(responses)]
+
+    def serve(
+        self,
+        requests: Sequence[llm.Generate],
+        done: llm.OnResponse,
+        more: llm.MoreRequests | None = None,
+        on_part: llm.OnPart | None = None,
+        on_chunk: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
+        """Answers requests like `generate`, but keeps no responses.
+
+        A request that ``on_part`` cancels has the error `CANCELLED`. ``on_chunk`` is called after
+        every chunk with the number of tokens generated so far.
+        """
+        queues: dict[_Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
+        indices = itertools.count()
+
+        def finish(index: int, response: llm.Generated) -> None:
+            self.usage += response.usage
+            done(index, response)
+
+        def goes_on(row: Row) -> bool:
+            return on_part is None or on_part(row.index, row.part)
+
         def admit(requests: Sequence[llm.Generate]) -> bool:
             for request in requests:
-                index = len(responses)
-                responses.append(None)
+                index = next(indices)
                 try:
                     variant, row = self._prepare(index, request)
                     queues[variant].append(row)
@@ -285,16 +316,14 @@ class Engine:
                 continue
             variant = min(waiting)
             # Closing frees the rows' pages at once, also after an error.
-            with contextlib.closing(self._run(variant, queues[variant], refill)) as run:
+            with contextlib.closing(self._run(variant, queues[variant], refill, goes_on)) as run:
                 for response, count in run:
                     generated += count
                     if response is not None:
                         finish(*response)
-                    elif progress is not None:
-                        progress(sum(r is not None for r in responses), generated)
-        if progress is not None:
-            progress(len(responses), generated)
-        return [response for response in responses if response is not None]
+                    else:
+                        on_chunk(generated)
+        on_chunk(generated)
 
     def _prepare(self, index: int, request: llm.Generate) -> tuple[_Variant, Row]:
         _check(request)
@@ -316,6 +345,8 @@ class Engine:
         return _Variant(width, details, request.temperature == 0, grammar is not None), row
 
     def _fit(self, request: llm.Generate | llm.Score) -> tuple[np.ndarray, int]:
+        if isinstance(request, llm.Complete):
+            return self._check_tokens(request), 0
         # The answer needs room for at least one token, and for all if evidence can be shortened.
         room = request.max_tokens - 1 if isinstance(request, llm.Generate) else 0
         return fit_prompt(
@@ -327,17 +358,31 @@ class Engine:
             room,
         )
 
+    def _check_tokens(self, request: llm.Complete) -> np.ndarray:
+        count, room = len(request.tokens), self.context - min(request.max_tokens, 1)
+        if not count:
+            raise PromptError("the prompt has no tokens")
+        if not all(0 <= token < self.tokenizer.vocab_size for token in request.tokens):
+            raise PromptError(f"tokens must lie between 0 and {self.tokenizer.vocab_size - 1}")
+        if count > room:
+            raise PromptTooLong(f"the prompt has {count} tokens but only {room} fit")
+        return np.asarray(request.tokens, np.int32)
+
     @functools.cached_property
     def _grammar(self) -> JsonGrammar:
         return JsonGrammar(self.tokenizer, self.config.vocab_size)
 
     def _run(
-        self, variant: _Variant, queue: collections.deque[Row], refill: Callable[[int], bool]
+        self,
+        variant: _Variant,
+        queue: collections.deque[Row],
+        refill: Callable[[int], bool],
+        goes_on: Callable[[Row], bool],
     ) -> Generator[tuple[tuple[int, llm.Generated] | None, int], None, None]:
         """Yields ((index, response), 0) per response, and (None, number of tokens) per chunk.
 
         ``refill`` is called with the number of busy rows if the queue is empty and another row
-        fits. It may add requests to the queue.
+        fits. It may add requests to the queue. ``goes_on`` returns False for a cancelled request.
         """
         rows: list[Row] = []
         allocations: list[Allocation] = []
@@ -347,9 +392,21 @@ class Engine:
                 while len(rows) < self._max_rows(variant):
                     while not queue and has_more:
                         has_more = refill(len(rows))
-                    if not queue or not self._admit(queue[0], allocations):
+                    if not queue:
                         break
-                    rows.append(queue.popleft())
+                    row = queue[0]
+                    is_cancelled = not goes_on(row)
+                    if not is_cancelled and not self._admit(variant, row, allocations):
+                        break
+                    queue.popleft()
+                    response = _CANCELLED if is_cancelled else None
+                    if not is_cancelled and not row.limit:  # only the prompt was needed
+                        response = row.response()
+                        self._store.allocator.free(allocations.pop())
+                    if response is None:
+                        rows.append(row)
+                    else:
+                        yield (row.index, response), 0
                 if not rows:
                     assert not queue  # a row of any length fits if no other row is busy
                     return
@@ -357,6 +414,8 @@ class Engine:
                 count = self._decode_chunk(variant, rows)
                 for row, allocation in list(zip(rows, allocations, strict=True)):
                     response = row.response()
+                    if response is None and not goes_on(row):
+                        response = _CANCELLED
                     if response is not None or len(row.tokens) == pauses[row]:
                         rows.remove(row)
                         allocations.remove(allocation)
@@ -387,12 +446,53 @@ class Engine:
         least = GUESSING_SLOTS if is_cpu and variant.allows_guesses else 1
         return max(self._max_rows(variant), least)
 
-    def _admit(self, row: Row, allocations: list[Allocation]) -> bool:
+    def _admit(self, variant: _Variant, row: Row, allocations: list[Allocation]) -> bool:
         """Prefills all but the last token of a row; returns False if there are too few pages."""
         row.started = row.started or time.perf_counter()
-        tokens = row.all_tokens
-        row.allocation = self._prefill(tokens[:-1], row.length, len(tokens), allocations)
+        tokens, request = row.all_tokens, row.request
+        is_echo = isinstance(request, llm.Complete) and request.echo
+        if is_echo and variant.details.distribution and row.prompt_details is None:
+            details = dataclasses.replace(variant.details, attention=0)
+            row.allocation = self._describe_prompt(row, details, allocations)
+        else:
+            row.allocation = self._prefill(tokens[:-1], row.length, len(tokens), allocations)
         return row.allocation is not None
+
+    def _describe_prompt(
+        self, row: Row, details: Details, allocations: list[Allocation]
+    ) -> Allocation | None:
+        """Prefills all but the last token of a prompt, and describes all but its first token.
+
+        Cached prefixes are neither used nor added, because they come from another program. Returns
+        None if there is no room.
+        """
+        store, tokens = self._store, row.prompt
+        allocation = store.allocator.allocate((), row.length, ())
+        if allocation is None:
+            return None
+        allocations.append(allocation)
+        count, parts = len(tokens) - 1, []
+        for start, size in chunks(0, count, self.options.prefill_chunks):
+            with self._on_mesh():
+                store.cache, part = steps.score(
+                    self.config,
+                    self._weights,
+                    store.cache,
+                    store.table(allocation, start + size),
+                    padded_slice(tokens[:-1], start, size)[None],
+                    padded_slice(tokens[1:], start, size)[None],
+                    np.int32(start),
+                    np.int32(len(tokens)),
+                    lora=self._lora,
+                    details=details,
+                )
+            parts.append(jax.device_get(part))
+        row.prompt_details = {
+            name: np.concatenate([part[name][0] for part in parts])[:count]
+            for name in (parts[0] if parts else ())
+        }
+        row.finite = not any(np.isnan(values).any() for values in row.prompt_details.values())
+        return allocation
 
     @contextlib.contextmanager
     def _freeing(self, allocations: list[Allocation]) -> Iterator[None]:
@@ -552,7 +652,7 @@ class Engine:
                 for start, size in chunks(first, end, (width,)):
                     after = slice(start + 1, start + 1 + size)
                     with self._on_mesh():
-                        self._store.cache, logprob_NS[batch, after] = steps.score(
+                        self._store.cache, values = steps.score(
                             self.config,
                             self._weights,
                             self._store.cache,
@@ -563,6 +663,7 @@ class Engine:
                             np.int32(total),
                             lora=self._lora,
                         )
+                    logprob_NS[batch, after] = values["logprob"]
         pairs = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)
         return {ids: logprob_T[: len(ids)] for ids, logprob_T in pairs}, allocation.reused
 
@@ -572,6 +673,19 @@ class Engine:
 
 def _mesh_context(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def _load_adapter(
+    adapter: str | tuple[nnx.State, LoraConfig],
+    config: DecoderConfig,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[Adapter, LoraOptions]:
+    if isinstance(adapter, str):
+        state, lora_config = peft_format.load_adapter(adapter, config, mesh=mesh)
+    else:
+        state, lora_config = adapter
+        state = state if mesh is None else sharding.shard_state(state, mesh)
+    return lora_lib.to_adapter(state), lora_lib.lora_options(lora_config, train=False)
 
 
 def _cpu_weight_dtype() -> Literal["float32", "bfloat16"]:
@@ -594,6 +708,8 @@ def _unstack(tree: Any, config: DecoderConfig) -> Any:
 
 def _check(request: llm.Generate) -> None:
     for field, annotation in _REQUEST_LIMITS.items():
+        if field == "max_tokens" and isinstance(request, llm.Complete):
+            annotation = Count
         check_value(field, getattr(request, field), annotation)
     if not 0 < request.top_p <= 1:
         raise UserError(f"top_p={request.top_p} must lie in (0, 1].")

@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,16 @@ from cirag_jax.llm.engine.pages import Allocation
 from cirag_jax.llm.engine.sampling import Sampling
 from cirag_jax.llm.engine.steps import NO_TOKEN, NOT_FINITE, Rows
 from cirag_jax.llm.grammar import GrammarState
-from cirag_jax.llm.types import Generate, Generated, Token, Usage, failed
+from cirag_jax.llm.types import (
+    Complete,
+    Completed,
+    FinishReason,
+    Generate,
+    Generated,
+    Token,
+    Usage,
+    failed,
+)
 
 NUMBERS_NOT_FINITE = (
     "the model computed numbers that are not finite for this prompt; "
@@ -36,6 +45,7 @@ class Row:
       started: `time.perf_counter` when the row was admitted.
       tokens: the generated tokens.
       details: outputs of `sampling.describe` and `steps.decode` by name, with one value per token.
+      prompt_details: outputs of `sampling.describe` for the tokens of the prompt after the first.
       drafted: number of tokens that were guessed correctly, see `sampling.find_drafts`.
       received: for each position, the largest attention weight from a later token so far; fp32.
       finite: whether all hidden states were finite so far.
@@ -53,6 +63,7 @@ class Row:
     started: float = 0.0
     tokens: list[int] = dataclasses.field(default_factory=list)
     details: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    prompt_details: dict[str, np.ndarray] | None = None
     drafted: int = 0
     received: np.ndarray | None = None
     finite: bool = True
@@ -79,7 +90,7 @@ class Row:
         own_TB = (chunk["row"] == row) & (chunk["token"] != NO_TOKEN)
         tokens_T = chunk["token"][own_TB]
         count = int((tokens_T >= 0).sum())
-        self.finite = not (tokens_T == NOT_FINITE).any()
+        self.finite = self.finite and not (tokens_T == NOT_FINITE).any()
         self.tokens.extend(tokens_T[:count].tolist())
         self.drafted += count - int((own_TB & (chunk["token"] >= 0)).any(1).sum())
         for name, values in chunk.items():
@@ -105,14 +116,21 @@ class Row:
         ended = ended or text is not None
         if not ended and len(self.tokens) < self.limit:
             return None
-        return Generated(
-            self._text(self.tokens) if text is None else text,
-            "stop" if ended else "length",
-            self._usage(),
-            tokens=tuple(map(self._token, range(len(self.tokens))))
-            if self.request.wants_tokens
-            else None,
-        )
+        text = self._text(self.tokens) if text is None else text
+        return self._generated(text, "stop" if ended else "length", 0)
+
+    def part(self, start: int) -> Generated:
+        """Returns the response so far, with the tokens from index ``start`` on."""
+        return self._generated(self._text(self.tokens), "length", start)
+
+    def _generated(self, text: str, reason: FinishReason, start: int) -> Generated:
+        tokens = None
+        if self.request.wants_tokens:
+            tokens = tuple(map(self._token, range(start, len(self.tokens))))
+        if isinstance(self.request, Complete) and self.request.echo:
+            prompt = tuple(map(self._prompt_token, range(len(self.prompt))))
+            return Completed(text, reason, self._usage(), tokens=tokens, prompt=prompt)
+        return Generated(text, reason, self._usage(), tokens=tokens)
 
     def _usage(self) -> Usage:
         return Usage(
@@ -144,12 +162,27 @@ class Row:
             del values[count:]
         return text[: min(ends)]
 
+    def _prompt_token(self, i: int) -> Token:
+        token, details = int(self.prompt[i]), self.prompt_details
+        text = self.tokenizer.piece(token)
+        if details is None or not i:
+            return Token(text, token)
+        top = self._alternatives(details, i - 1) if self.request.top_logprobs else ()
+        entropy = float(details["entropy"][i - 1]) if self.request.entropy else None
+        return Token(text, token, float(details["logprob"][i - 1]), top, entropy)
+
+    def _alternatives(
+        self, details: Mapping[str, Any], i: int
+    ) -> tuple[tuple[str, int, float], ...]:
+        pairs = zip(details["top_ids"][i], details["top_logprobs"][i], strict=True)
+        top = tuple((self.tokenizer.piece(int(t)), int(t), float(p)) for t, p in pairs)
+        return top[: self.request.top_logprobs]
+
     def _token(self, i: int) -> Token:
         request, piece, details = self.request, self.tokenizer.piece, self.details
         top, attended, received = (), (), None
         if request.top_logprobs:
-            pairs = zip(details["top_ids"][i], details["top_logprobs"][i], strict=True)
-            top = tuple((piece(int(t)), int(t), float(p)) for t, p in pairs)
+            top = self._alternatives(details, i)
         if request.attention and self.received is not None:
             tokens = self.all_tokens
             pairs = zip(details["attended"][i], details["weights"][i], strict=True)
@@ -160,7 +193,7 @@ class Row:
             piece(self.tokens[i]),
             self.tokens[i],
             float(details["logprob"][i]) if request.logprobs or request.top_logprobs else None,
-            top[: request.top_logprobs],
+            top,
             float(details["entropy"][i]) if request.entropy else None,
             len(self._text(self.tokens[:i])),
             attended[: request.attention],

@@ -23,6 +23,7 @@ from cirag_jax.models.paged_cache import Cache
 Array = jax.Array | np.ndarray  # host arrays are uploaded with the call
 NO_TOKEN = -1  # in place of a token that a row does not have
 NOT_FINITE = -2  # ends a row in place of a token
+_LOGPROBS = Details(logprobs=True)
 _LOGITS = 64  # maximum number of tokens whose logits are in memory at the same time
 
 
@@ -142,7 +143,7 @@ def prefill(
     return _extend(config, weights, cache, table_N, tokens_T, start, total, lora)[1]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "lora", "details"), donate_argnames="cache")
 def score(
     config: DecoderConfig,
     weights: Weights,
@@ -154,24 +155,26 @@ def score(
     total: Array | np.integer,
     *,
     lora: LoraOptions,
-) -> tuple[Cache, jax.Array]:
-    """Returns the cache, and the log-probability of each target after its token, fp32 ``[N, T]``.
+    details: Details = _LOGPROBS,
+) -> tuple[Cache, dict[str, jax.Array]]:
+    """Returns the cache, and the values of `sampling.describe` for each target after its token.
 
-    Every row of ``tokens_NT`` independently continues the text in the first ``start`` positions of
-    ``table_N``. The rows are cached one after another in the table's pages. ``total`` is the length
-    of the whole texts; see `decoder.forward_cached`.
+    The values have leading axes ``[N, T]``. Every row of ``tokens_NT`` independently continues the
+    text in the first ``start`` positions of ``table_N``. The rows are cached one after another in
+    the table's pages. ``total`` is the length of the whole texts; see `decoder.forward_cached`.
     """
     n, t = tokens_NT.shape
     tokens = jnp.reshape(tokens_NT, -1)
     hidden, cache = _extend(config, weights, cache, table_N, tokens, start, total, lora, branch=t)
 
-    def describe(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def describe(part: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
         logits = decoder.logits(config, weights.params, part[0])
-        return sampling.describe(logits, part[1], Details(logprobs=True))["logprob"]
+        return sampling.describe(logits, part[1], details)
 
     size = math.gcd(n * t, _LOGITS)
     parts = hidden.reshape(-1, size, hidden.shape[-1]), jnp.reshape(targets_NT, (-1, size))
-    return cache, jax.lax.map(describe, parts).reshape(n, t)
+    values = jax.lax.map(describe, parts)
+    return cache, {name: v.reshape(n, t, *v.shape[2:]) for name, v in values.items()}
 
 
 @functools.partial(
