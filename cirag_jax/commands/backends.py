@@ -28,14 +28,19 @@ def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     """
     check_value("backend", config.backend, Literal["jax", "openai", "transformers"])
     check_value("overflow", config.overflow, Literal["error", "truncate"])
-    check_at_least(0, config, "batch_size", "context", prefix="")
-    if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
-        raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
+    check_sizes(config)
     if config.backend == "openai":
         return _open_server(config, spent)
     if config.base_url is not None:
         raise UserError(f"base_url needs backend=openai, not backend={config.backend}.")
-    return _open_torch(config) if config.backend == "transformers" else _open_engine(config)
+    return _open_torch(config) if config.backend == "transformers" else open_engine(config)
+
+
+def check_sizes(config: Any) -> None:
+    """Checks the sizes of a `configs.common.language_model` block."""
+    check_at_least(0, config, "batch_size", "context", prefix="")
+    if config.no_repeat_ngram_size != 0 and config.no_repeat_ngram_size < 2:
+        raise UserError("no_repeat_ngram_size must be at least 2, or 0 for no limit.")
 
 
 def check_abilities(
@@ -85,10 +90,20 @@ def engine_options(config: Any) -> EngineConfig:
     for name in ("prefix_tokens", "lookup_tokens"):
         if config[name] >= 0:
             sizes[name] = config[name]
+    if "decode_chunk" in config:  # of launch/serve.py
+        sizes["decode_chunk"] = config.decode_chunk
     return EngineConfig.for_platform(**sizes)
 
 
-def _open_engine(config: Any) -> Backend:
+def open_adapter(spec: str) -> Any:
+    """Returns an adapter for `Engine.open`: the folder of a PEFT adapter, or a workdir's arrays."""
+    if is_training_workdir(spec):
+        return workdir.open_adapter(spec)[:2]  # without writing a folder
+    return str(local_path(spec))
+
+
+def open_engine(config: Any) -> Engine:
+    """Opens our engine for a `configs.common.language_model` block."""
     mesh = None
     shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     if shape != (1, 1, 1):
@@ -96,9 +111,7 @@ def _open_engine(config: Any) -> Backend:
         mesh = mesh if mesh.size > 1 else None
     if mesh is not None and jax.process_count() > 1:
         raise UserError("generation runs in one process only; use the devices of one machine.")
-    adapter: Any = config.adapter and str(local_path(config.adapter))
-    if is_training_workdir(config.adapter):
-        adapter = workdir.open_adapter(config.adapter)[:2]  # without writing a folder
+    adapter = None if config.adapter is None else open_adapter(config.adapter)
     return Engine.open(
         model_name(config) or DEFAULT_MODEL,
         adapter=adapter,

@@ -101,6 +101,14 @@ class FlaxEncoder:
         )
         return check_finite(vectors_ND, self._encoder.source)
 
+    def lengths(self, texts: Sequence[str], kind: Role = "passage") -> tuple[list[int], int]:
+        """Returns the number of tokens of each text, with its prefix, and the limit."""
+        prefix, limit = self._encoder.prefix(kind), self._limits[kind]
+        rows = self._encoder.tokenize([prefix + text for text in texts], limit)
+        return [
+            len(row.ids) + sum(len(part.ids) for part in row.overflowing) for row in rows
+        ], limit
+
 
 def _limits(query_max_length: int, passage_max_length: int, longest: int) -> dict[Role, int]:
     passage = min(passage_max_length, longest)
