@@ -20,8 +20,8 @@ def get_config() -> Any:
     del config.base_url, config.server, config.api_key_env, config.max_concurrency
     del config.timeout, config.max_retries, config.budget_tokens
     del config.omit, config.extra_body, config.adapter
-    # A folder, a .gguf file, package:NAME or a hub id; none serves only the encoder; null is
-    # SmolLM2, or the base model of the first adapter if that is a training workdir.
+    # A folder, a .gguf file, package:NAME or a hub id; null is SmolLM2, or the base model of the
+    # first adapter if that is a training workdir.
     config.model = placeholder(str)
     # A PEFT folder or a training workdir, or a tuple of them. Each is served as a model with the
     # name of its folder, or NAME of "NAME=FOLDER", next to the model without an adapter.
@@ -34,6 +34,7 @@ def get_config() -> Any:
 
     config.encoder = retrievers.encoder()
     config.encoder.model = placeholder(str)  # The encoder of /v1/embeddings; null is none.
+    config.only_encoder = False  # Serve no language model.
     # Our encoders only, because the server counts tokens.
     del config.encoder.backend, config.encoder.batch_size, config.encoder.trust_remote_code
     del config.encoder.server

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from cirag_jax import config_files
 from cirag_jax.commands import backends
 from cirag_jax.commands.serve_http import ApiServer, Models
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.io import say
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.retrieval.encoders import FlaxEncoder, open_encoder_for
-from cirag_jax.types import NonEmptyStr
-from cirag_jax.validation import check_value
 
 
 def serve(config: Any) -> dict[str, Any]:
@@ -43,7 +42,8 @@ def serve(config: Any) -> dict[str, Any]:
         ended.wait()
         server.shutdown()
         thread.join()
-        models.close()  # sends an error to clients that wait
+        server.is_closing = True
+        models.close()
         server.close_all()
     return {"url": server.url, "models": list(models.names), "num_requests": server.num_requests}
 
@@ -77,18 +77,16 @@ def _check_config(config: Any) -> dict[str, str]:
     check_positive(config, "max_body_mib")
     if not 0 <= config.port < 1 << 16:
         raise UserError(f"config.port={config.port} must lie between 0 and {(1 << 16) - 1}.")
-    specs = config.adapter
-    specs = () if specs is None else (specs,) if isinstance(specs, str) else specs
-    check_value("config.adapter", specs, tuple[NonEmptyStr, ...])
+    specs = config_files.texts_of(config.adapter)
     if config.merge_adapter and len(specs) != 1:
         raise UserError("config.merge_adapter needs exactly one adapter.")
-    if config.model == "none" and (specs or config.encoder.model is None):
-        raise UserError("config.model=none needs config.encoder.model and no adapter.")
+    if config.only_encoder and (specs or config.model or config.encoder.model is None):
+        raise UserError("config.only_encoder needs config.encoder.model, and no other model.")
     adapters: dict[str, str] = {}
     for spec in specs:
         name, separator, folder = spec.partition("=")
         if not separator or "/" in name:
-            name, folder = _name(spec), spec
+            name, folder = pathlib.Path(spec).name, spec
         if name in adapters:
             raise UserError(f"two adapters have the name {name}; use NAME=FOLDER.")
         adapters[name] = folder
@@ -107,7 +105,7 @@ def _open_engines(
     config: Any, adapters: dict[str, str]
 ) -> tuple[dict[str, Engine], dict[str, str]]:
     """Returns the engines by name, and the base model of each adapter."""
-    if config.model == "none":
+    if config.only_encoder:
         return {}, {}
     config = config.copy_and_resolve_references().unlock()
     config.backend, config.overflow = "jax", "error"

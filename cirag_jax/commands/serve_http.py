@@ -122,13 +122,14 @@ class Models:
 class ApiServer(http.server.ThreadingHTTPServer):
     """A server with one thread per connection.
 
-    The thread that accepts connections also closes those that send their request too slowly, and
+    The thread that accepts connections also stops reading requests that arrive too slowly, and
     cancels the work for clients that have gone.
 
     Attributes:
       models: the models.
       max_bytes: maximum size of a request's body.
       num_requests: number of requests so far.
+      is_closing: whether clients whose requests are cancelled get an error.
     """
 
     daemon_threads = True
@@ -143,6 +144,7 @@ class ApiServer(http.server.ThreadingHTTPServer):
         self.models = models
         self.max_bytes = max_bytes
         self.num_requests = 0
+        self.is_closing = False
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._deadlines: dict[socket.socket, float | None] = {}  # of all open connections
@@ -209,14 +211,14 @@ class ApiServer(http.server.ThreadingHTTPServer):
             work.cancel()
 
     def service_actions(self) -> None:
-        """Closes slow connections, and cancels the work for closed ones."""
+        """Ends slow requests, and cancels the work for closed connections."""
         now, poll = time.monotonic(), select.poll()
         with self._lock:
             # A connection is not closed by its thread before it has left `_work`.
             for connection, deadline in self._deadlines.items():
                 if deadline is not None and now > deadline:
                     with contextlib.suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)
+                        connection.shutdown(socket.SHUT_RD)
             by_number = {c.fileno(): c for c in self._work if c.fileno() >= 0}
             for number in by_number:
                 poll.register(number, select.POLLIN)
@@ -275,7 +277,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send_error(ApiError("too many requests are waiting; try again later", 429))
         except (Cancelled, concurrent.futures.CancelledError):
             self.close_connection = True
-            self._send_error(_SHUTTING_DOWN)  # otherwise, the client has gone
+            if self.server.is_closing:  # otherwise, the client has gone
+                self._send_error(_SHUTTING_DOWN)
         except OSError:
             self.close_connection = True
         except BaseException:  # Rust panics are not Exceptions

@@ -6,6 +6,7 @@
 import base64
 import dataclasses
 import json
+import re
 import secrets
 import time
 import types as types_lib
@@ -26,6 +27,8 @@ _MAX_TEXTS = 2048  # texts of a request for embeddings
 _MAX_MESSAGE = 500  # characters of an error message
 _MIN_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot represent
 _SEED_STEP = 0x9E3779B1  # between the seeds of the choices of a request
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # may be half of a pair
 
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Stops = Annotated[list[_Stop], msgspec.Meta(max_length=16)]
@@ -143,7 +146,9 @@ def parse_json(content: bytes) -> dict[str, Any]:
         raise ValueError(f"{name} is not a number")
 
     try:
-        body = json.loads(content, parse_constant=refuse)
+        body = json.loads(content.decode(), parse_constant=refuse)
+        if _SURROGATE.search(content):
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):

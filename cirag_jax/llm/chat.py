@@ -202,9 +202,13 @@ class ChatTokenizer:
         Threads may call this function at the same time.
         """
         ids = self.documents.encode(replace_surrogates(text)).ids
-        while ids and ids[-1] in self.eos_ids:  # some tokenizers end every text with EOS
-            ids.pop()
-        return ids
+        return ids[:-1] if self._ends_documents else ids
+
+    @functools.cached_property
+    def _ends_documents(self) -> bool:
+        """Whether the tokenizer adds an end to every text."""
+        ids = self.documents.encode("a").ids
+        return bool(ids) and ids[-1] in self.eos_ids
 
     def _decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         return self.tokenizer.decode(

@@ -42,7 +42,7 @@ INTERRUPTIONS = ("kill", "stop", "full")
 FAULTS = (*INTERRUPTIONS, "tear")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
 # Same as in the tests: no network, little optimization, and each program is compiled once.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -335,7 +335,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        os.environ.update(_ENVIRONMENT, JAX_COMPILATION_CACHE_DIR=str(root / "programs"))
+        os.environ.update(ENVIRONMENT, JAX_COMPILATION_CACHE_DIR=str(root / "programs"))
         with CommandServer() as server:
             num_errors = _disturb(server, root, options)
     return int(num_errors > 0)

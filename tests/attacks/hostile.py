@@ -88,7 +88,7 @@ WORDS = (
 )
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6).map("".join)
 
-_INSERTS = (
+INSERTS = (
     *(b"", b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\x80", b"\xed\xa0\x80", b"\x1b[2J"),
     *(b'"', b"[", b"}", b"\n", b"NaN", b"1e999", b"9" * 400, "\u202e".encode(), b"\x80\x04K\x01."),
 )
@@ -96,7 +96,7 @@ _INSERTS = (
 _CORRUPTION = st.tuples(
     st.sampled_from(["cut", "put", "over", "drop", "nest"]),
     st.integers(0, 1 << 16),
-    st.sampled_from(_INSERTS) | st.binary(min_size=1, max_size=4),
+    st.sampled_from(INSERTS) | st.binary(min_size=1, max_size=4),
 )
 CORRUPTIONS = st.lists(_CORRUPTION, min_size=1, max_size=3)
 
@@ -122,7 +122,7 @@ def corrupt(data: bytes, damages: list[tuple[str, int, bytes]]) -> bytes:
     return data
 
 
-_VALUES = (
+VALUES = (
     *(None, True, False, 0, -1, 1 << 31, 1 << 63, 10**400, 0.5, float("nan"), float("inf")),
     *("", " \n", "\0", "\ud800", "\u202ex", "\x1b[2J", "</script>", "x" * 3000, "9" * 5000, "1"),
     *([], {}, [[]], [None], {"": 0}, ["a", "b"], [[0, 0]], "DROP", "DEEP"),
@@ -131,7 +131,7 @@ _VALUES = (
 MUTATIONS = st.tuples(
     st.booleans(),
     st.lists(
-        st.tuples(st.integers(0, 200), st.sampled_from(_VALUES) | st.text(max_size=4)),
+        st.tuples(st.integers(0, 200), st.sampled_from(VALUES) | st.text(max_size=4)),
         min_size=1,
         max_size=2,
     ),
