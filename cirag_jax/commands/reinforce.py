@@ -142,7 +142,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         batches = BatchIterator(lambda step: step)
 
         def train_on(state: state_lib.TrainState, step: int) -> Any:
-            engine.update(adapter=lora.to_adapter(state.params))
+            engine.update(lora.to_adapter(state.params))
             started = time.monotonic()
             groups, metrics = sampler.sample(step, questions)
             metrics["rollout_seconds"] = time.monotonic() - started
@@ -155,7 +155,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             return state, {**metrics, **updated}
 
         def evaluate(trained: nnx.State) -> dict[str, float]:
-            engine.update(adapter=lora.to_adapter(trained))
+            engine.update(lora.to_adapter(trained))
             return sampler.evaluate(batches.get_state()["step"])
 
         checkpoints = stack.enter_context(state_lib.open_checkpoints(config, workdir))

@@ -281,7 +281,7 @@ def test_engine_forgets_prefixes_of_old_weights(folders):
         adapter = jax.tree.map(lambda x: x + 0.1, adapter)
         (before,) = engine.generate([request])
         assert engine.generate([request])[0].usage.cached_tokens > 0
-        engine.update(adapter=lora.to_adapter(adapter))
+        engine.update(lora.to_adapter(adapter))
         (after,) = engine.generate([request])
     adapted = Engine.open(model, adapter=(adapter, lora.LoraConfig(rank=2, alpha=2.0)))
     with contextlib.closing(adapted) as engine:
