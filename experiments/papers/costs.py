@@ -11,7 +11,7 @@ from experiments.papers.answers import config_of
 from experiments.papers.printed import tables
 from experiments.paths.declare import BENCHMARKS, Setup
 
-# Scale smoke: the 544 stages of all tables with two questions take 20 minutes on busy cores, two at a time.
+# Scale smoke: the 544 stages of all tables with two questions take 20 minutes on two busy cores.
 SECONDS_PER_STAGE = 2.2
 # Scale small: seconds per question with the preset medium, many questions at a time, on 2 cores of
 # an AMD EPYC (experiments/RESULTS.md: "Ten methods on MuSiQue, 1.5B parameters", and for NativeRAG
