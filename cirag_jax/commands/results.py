@@ -42,7 +42,9 @@ def report(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       the page.
     """
     if sum(config[name] is not None for name in ("run", "runs", "rollouts")) > 1:
-        raise UserError("config.run, config.runs and config.rollouts are alternatives; set only one.")
+        raise UserError(
+            "config.run, config.runs and config.rollouts are alternatives; set only one."
+        )
     if config.rollouts is not None:
         return report_rollouts(config, workdir)
     inside = _runs_inside(config.run)
