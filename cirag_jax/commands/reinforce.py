@@ -139,6 +139,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         sampler = rollouts.Sampler(
             config, planned, engine, handlers, workdir / ROLLOUTS, run_identity
         )
+        state_lib.check_metric(config.best_metric, sampler.metric_names())
         batches = BatchIterator(lambda step: step)
 
         def train_on(state: state_lib.TrainState, step: int) -> Any:

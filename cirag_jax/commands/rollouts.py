@@ -184,8 +184,8 @@ class Sampler:
         drawn: set[str] = set()
         with self._runner(f"step_{step:06d}", step, handler) as runner:
             for draw in range(questions.max_draws):
-                new = [q for q in questions.draw(step, draw) if q.id not in drawn]
-                new = new[: config.questions_per_step - len(groups)]
+                found = {q.id: q for q in questions.draw(step, draw) if q.id not in drawn}
+                new = list(found.values())[: config.questions_per_step - len(groups)]
                 drawn.update(question.id for question in new)
                 rollouts = self._run(runner, new, config.group_size)
                 for question in new:
@@ -224,6 +224,13 @@ class Sampler:
             rollouts = self._run(runner, dev, 1)
         scores = [self._score(rollout) for rollout in rollouts.values()]
         return {f"dev/{name}": value for name, value in _means(scores).items()}
+
+    def metric_names(self) -> list[str]:
+        """Returns the names of the dev scores; none without dev questions."""
+        dev = self._planned.dev
+        names = ["reward", "tokens", "searches", *(n for n, w in self._weights.items() if w)]
+        names += ["em", "f1"] * any(question.answers for question in dev)
+        return [f"dev/{name}" for name in dict.fromkeys(names)] if dev else []
 
     def _runner(self, name: str, step: int, handler: Handler) -> Runner:
         """Opens the journal of a step; a step that was interrupted continues where it was."""

@@ -223,9 +223,9 @@ def make_loss(clip: Clip) -> Any:
     The loss is the sum over sampled tokens of ``weight * (-min(r A, clip(r) A) + kl * D)``, where
     ``r`` is the ratio of the token's probability to that when it was sampled, ``A`` the advantage,
     and ``D`` Schulman's estimate of the divergence from the reference, which is never negative
-    (GRPO, equations 3 and 4). Other sums: ``tokens`` (the number 1 is divided by, so that weights
-    decide), ``kl``, ``clipped`` (the share of tokens whose gradient is 0) and ``ratio_change`` (the
-    mean of ``|r - 1|``).
+    (GRPO, equations 3 and 4). The other sums are ``tokens`` (0, because the weights already
+    normalize the loss), ``kl``, ``clipped`` (the share of tokens whose gradient is 0) and
+    ``ratio_change`` (the mean of ``|r - 1|``).
     """
 
     def loss(config, params, adapter, batch: PolicyBatch, options, key, chunk):

@@ -313,3 +313,14 @@ def test_means_are_over_the_rollouts_with_a_score():
         "recall": 0.5,
         "em": 0.0,
     }
+
+
+def test_a_step_may_want_more_questions_than_there_are(folders, tmp_path):
+    more = {"questions_per_step": 9, "group_size": 2, "num_steps": 1, "eval_every": 0}
+    result = jobs.train(config_of(folders, **more), tmp_path)
+    assert result["complete"] and result["num_questions"] < 9
+
+
+def test_unmeasured_best_metric_is_refused(folders, tmp_path):
+    with pytest.raises(UserError, match="config.best_metric=dev/recall is not measured; choose"):
+        jobs.train(config_of(folders, best_metric="dev/recall"), tmp_path)
