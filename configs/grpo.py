@@ -71,7 +71,6 @@ def base() -> Any:
     config.num_steps, config.num_epochs, config.max_tokens = 100, 0.0, 0
     config.optimizer = common.optimizer(1e-4, "constant", warmup_ratio=0.0)
     config.eval_every = 10
-    # Chooses the best checkpoint: dev/reward, dev/em, dev/f1, or a reward such as dev/recall.
     config.best_metric = "dev/reward"
     return config
 

@@ -136,6 +136,7 @@ class Questions:
     def __init__(self, questions: Sequence[Question], seed: int, per_draw: int, max_draws: int):
         self._questions, self._seed = questions, seed
         self.per_draw, self.max_draws = per_draw, max_draws
+        self._epoch, self._order = -1, np.zeros(0, np.int64)
 
     def draw(self, step: int, draw: int) -> list[Question]:
         """Returns the questions of a draw; ``step`` and ``draw`` start at 1 and 0."""
@@ -144,8 +145,10 @@ class Questions:
 
     def _at(self, place: int) -> Question:
         epoch, place = divmod(place, len(self._questions))
-        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._questions))
-        return self._questions[order[place]]
+        if epoch != self._epoch:
+            rng = np.random.default_rng((self._seed, epoch))
+            self._epoch, self._order = epoch, rng.permutation(len(self._questions))
+        return self._questions[self._order[place]]
 
 
 class Sampler:
@@ -215,7 +218,10 @@ class Sampler:
         }
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Returns the mean rewards of greedy runs on the dev questions; {} without any."""
+        """Returns the mean rewards of greedy runs on the dev questions; {} without any.
+
+        Failed runs are left out of the means; ``dev/failed`` is their share.
+        """
         dev = self._planned.dev
         if not dev:
             return {}
@@ -223,7 +229,8 @@ class Sampler:
         with self._runner(f"dev_{step:06d}", step, handler) as runner:
             rollouts = self._run(runner, dev, 1)
         scores = [self._score(rollout) for rollout in rollouts.values()]
-        return {f"dev/{name}": value for name, value in _means(scores).items()}
+        values = {**_means(scores), "failed": 1.0 - len(rollouts) / len(dev)}
+        return {f"dev/{name}": value for name, value in values.items()}
 
     def metric_names(self) -> list[str]:
         """Returns the names of the dev scores; none without dev questions."""

@@ -114,6 +114,7 @@ def test_learns_the_best_arm_of_a_bandit(trained):
     dev = [row for row in lines(workdir / "metrics.jsonl") if "dev/reward" in row]
     assert [row["step"] for row in dev] == [0, 4, 8, 12]
     assert dev[-1]["dev/reward"] > dev[0]["dev/reward"]
+    assert all(row["dev/failed"] == 0 for row in dev)
 
 
 def test_first_update_has_ratios_of_one(trained):
