@@ -26,6 +26,7 @@ from cirag_jax.llm.chat import ChatTokenizer
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.methods import prompt_digests
 from cirag_jax.methods.cirag.settings import PROMPT_FIELDS
+from cirag_jax.methods.common import own_prompts
 from cirag_jax.methods.registry import method_block
 from cirag_jax.models import decoder_params, lora
 from cirag_jax.models.decoder_config import DecoderConfig, choose_attention
@@ -261,10 +262,11 @@ def prompts_of(planned: Planned, role: str, start: Mapping[str, Any]) -> dict[st
     else:
         settings = task.plain(block)
         prompt = {"method": planned.config.method, "roles": [role], "settings": settings}
-    kept = ("own_prompts", "num_candidates", "inputs")
+    kept = ("num_candidates", "inputs")
     return {
         "prompt": prompt,
         "prompt_digest": prompt_digests.prompt_digest(prompt),
+        "own_prompts": own_prompts.of_role(planned.task.own_prompts, role),
         **{name: start.get(name) for name in kept if start.get(name)},
     }
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from cirag_jax import sharding
-from cirag_jax.commands import jobs, rollouts
+from cirag_jax.commands import jobs, reinforce, rollouts
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
 from cirag_jax.llm.engine.engine import Engine
+from cirag_jax.methods.common import own_prompts
 from cirag_jax.models import lora
 from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.models.io.checkpoints import Checkpoints
@@ -134,6 +135,22 @@ def test_answers_with_the_trained_adapter(trained, folders):
     (response,) = engine.generate([llm.Generate(messages, max_tokens=12)])
     assert response.error is None
     engine.close()
+
+
+def test_checkpoint_names_the_prompts_of_the_trained_role(folders, tmp_path):
+    """An adapter is used with the prompts that its rollouts had."""
+    file = tmp_path / "own.toml"
+    file.write_text(
+        '[reader.question]\nsystem = "Reply to the {kind}."\n'
+        'fields = {question = "Q:", answer = "A:"}\n'
+    )
+    own, package = (
+        rollouts.plan(config_of(folders, **more))
+        for more in ({"set": (f"prompt_file={file}",)}, {})
+    )
+    meta = reinforce.prompts_of(own, "reader", {"own_prompts": "those of the start"})
+    assert meta["own_prompts"] == own_prompts.of_role(own.task.own_prompts, "reader") is not None
+    assert reinforce.prompts_of(package, "reader", {})["own_prompts"] is None
 
 
 class Killed(BaseException):
