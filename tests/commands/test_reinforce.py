@@ -211,6 +211,23 @@ def test_engine_has_the_weights_of_the_trainer(folders, tmp_path, monkeypatch):
     assert any(np.any(a != b) for a, b in zip(seen[1], seen[2], strict=True))
 
 
+@pytest.mark.slow
+def test_memory_does_not_grow_over_50_updates(folders, tmp_path, monkeypatch):
+    """Updates leave no arrays behind."""
+    seen = {}
+    sample = rollouts.Sampler.sample
+
+    def count(self, step, questions):
+        arrays = jax.live_arrays()
+        seen[step] = len(arrays), sum(array.nbytes for array in arrays)
+        return sample(self, step, questions)
+
+    monkeypatch.setattr(rollouts.Sampler, "sample", count)
+    more = {"num_steps": 52, "eval_every": 26, "keep_checkpoints": 1}
+    jobs.train(config_of(folders, **more), tmp_path)
+    assert seen[52] == seen[3]
+
+
 def test_equal_rewards_teach_nothing_and_stop_the_run(folders, tmp_path):
     more = {"rewards.format": 0.0, "rewards.em": 1.0, "max_saturated_steps": 2, "eval_every": 0}
     with pytest.raises(UserError, match="in the last 2 steps, all rollouts of every question had"):
