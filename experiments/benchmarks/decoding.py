@@ -5,7 +5,7 @@ The decoder has the shape of Qwen2.5-7B and random bf16 weights.
 - ``prefill``: the first tokens of a prompt in one call. Utilization is operations per second (twice
   the weights per token, without embedding and output layer, plus causal attention) relative to the
   device's peak.
-- ``decode``: a step of 1, 16 and 64 rows. Utilization is the bytes to read per second (weights
+- ``decode``: a step of 1, 16, 64 and 256 rows. Utilization is the bytes to read per second (weights
   without the embedding table, keys and values of cached tokens) relative to the memory bandwidth.
 - ``mixed prompts``: first and second steps of ``generation_workload.jsonl`` in the engine, with
   and without prefix reuse; at most 64 new tokens each.
@@ -235,7 +235,7 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--cached", type=int, default=1024, help="cached tokens per row")
     parser.add_argument(
         "--prompts", type=int, default=64, help="number of mixed prompts, at most 64"
