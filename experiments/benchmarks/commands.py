@@ -3,8 +3,9 @@
     python experiments/benchmarks/commands.py
     python experiments/benchmarks/commands.py --tiny     # checks that everything runs
 
-Needs a GPU with 40 GB, and 17 GB for temporary files. The other benchmarks time single functions on data that is ready. Here batches are made, tokenized
-and sent to the device, and answers are retrieved, journalled and scored:
+Needs a GPU with 40 GB, and 17 GB for temporary files. The other benchmarks time single functions on
+data that is ready. Here batches are made, tokenized and sent to the device, and answers are
+retrieved, journalled and scored:
 
 - ``train``: 20 steps of configs/aligner.py:paper with E5-large on the built-in dataset, after its
   negatives have been retrieved. The median of the last ten steps; evaluations are not counted.
