@@ -15,7 +15,7 @@ from cirag_jax import cli, config_files
 from cirag_jax.commands import answer, comparison, latency, opening, task
 from cirag_jax.commands.answer import PlannedRun
 from cirag_jax.commands.pool import Pool
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.io import say
 from cirag_jax.runtime.records import JournalReader, check_settings
 from cirag_jax.runtime.store import JOURNAL
@@ -50,6 +50,7 @@ def compare(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     check_at_least(0, config, "latency_questions")
     until = task.deadline(config)
     methods = read_methods(config.methods, config.preset)
+    check_choice("config.baseline", config.baseline, (None, *(method.name for method in methods)))
     with Pool() as pool:
         configs = _configs(config, methods)
         runs = {name: answer.plan_run(run_config, pool) for name, run_config in configs.items()}

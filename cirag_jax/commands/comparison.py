@@ -13,7 +13,7 @@ import numpy as np
 
 from cirag_jax import config_files
 from cirag_jax.commands import online
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.evaluation import cost, hops, metrics
 from cirag_jax.evaluation.evidence import passage_substitutes
 from cirag_jax.evaluation.overlap import Ratio, mean_of
@@ -107,12 +107,13 @@ def compare_runs(
     repeats: int | None = None,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Scores runs, compares each pair, and writes the report; returns the result of `measure_runs`.
+    """Scores and compares runs, and writes the report; returns the result of `measure_runs`.
 
     The figures and their papers are in `reports.comparison_figures`.
 
     Args:
-      config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples`` and ``seed``.
+      config: has ``profile``, ``metrics``, ``recall_at``, ``bootstrap_samples``, ``seed``, and
+        possibly ``baseline``, the run that all others are compared with.
       folders: name and workdir of each run.
       workdir: an existing folder.
       allow_different: whether the settings of the runs may differ.
@@ -142,12 +143,13 @@ def measure_runs(
       ``calls``, ``generated_tokens``, ``seconds``, and of calls and tokens by role (``roles``) and
       stage (``stages``). ``stages``: see `_stages`. ``robustness``: see `_robustness`.
       ``scores``: the names of the scores. ``differences``: the differences between each pair of
-      ranked runs; see `pairwise_scores`. ``num_questions``, ``num_annotated`` (questions with gold
-      passages), ``settings``. ``different``: for each run, the settings that differ from the first
-      run.
+      ranked runs, or from the baseline; see `pairwise_scores`. ``num_questions``,
+      ``num_annotated`` (questions with gold passages), ``settings``. ``different``: for each run,
+      the settings that differ from the first run.
     """
     check_at_least(1, config, "bootstrap_samples")
-    bertscore = config.get("bertscore")
+    bertscore, baseline = config.get("bertscore"), config.get("baseline")
+    check_choice("config.baseline", baseline, (None, *(name for name, _ in folders)))
     metrics.check(config.metrics, bertscore)
     scoring = Scoring(config.profile, tuple(config.recall_at))
     if "bertscore" in config.metrics:
@@ -179,7 +181,7 @@ def measure_runs(
     ranked = {name: pooled[name] for name in pooled if systems[name]["is_ranked"]}
     result: dict[str, Any] = {
         "systems": systems,
-        "differences": pairwise_scores(ranked, *bootstrap),
+        "differences": pairwise_scores(ranked, *bootstrap, baseline=baseline),
         "stages": _stages(runs, ids, scoring, bootstrap),
         "robustness": _robustness(runs),
         "scores": names,
@@ -191,6 +193,7 @@ def measure_runs(
             "metrics": tuple(config.metrics),
             "recall_at": tuple(config.recall_at),
             "bertscore": bertscore,
+            "baseline": baseline,
             "bootstrap_samples": config.bootstrap_samples,
         },
         "different": different,

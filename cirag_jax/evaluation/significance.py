@@ -55,11 +55,15 @@ def differences(
 
 
 def pairwise(
-    systems: Mapping[str, Ratio], samples: int = SAMPLES, seed: int = 0
+    systems: Mapping[str, Ratio],
+    samples: int = SAMPLES,
+    seed: int = 0,
+    baseline: str | None = None,
 ) -> dict[tuple[str, str], dict[str, float]]:
     """Compares every pair of systems by one score over the same groups.
 
-    ``samples`` is the number of bootstrap resamples, and of permutations.
+    ``samples`` is the number of bootstrap resamples, and of permutations. With ``baseline``, every
+    other system is compared only with the system of this name.
 
     Returns:
       For every pair, in the order of ``systems``: ``difference`` (first minus second), ``low`` and
@@ -68,6 +72,9 @@ def pairwise(
     """
     names, scores = list(systems), list(systems.values())
     pairs = list(itertools.combinations(range(len(names)), 2))
+    if baseline is not None:
+        second = names.index(baseline) if baseline in names else -1
+        pairs = [(first, second) for first in range(len(names)) if -1 != second != first]
     if not pairs:
         return {}
     drawn_RM = _resampled(scores, samples, seed)
@@ -80,13 +87,16 @@ def pairwise(
 
 
 def pairwise_scores(
-    scores: Mapping[str, Mapping[str, Ratio]], samples: int = SAMPLES, seed: int = 0
+    scores: Mapping[str, Mapping[str, Ratio]],
+    samples: int = SAMPLES,
+    seed: int = 0,
+    baseline: str | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Returns ``FIRST-SECOND`` -> score -> results of `pairwise`, for shared scores."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(scores.values())):
         systems = {system: by_name[name] for system, by_name in scores.items() if name in by_name}
-        for (first, second), difference in pairwise(systems, samples, seed).items():
+        for (first, second), difference in pairwise(systems, samples, seed, baseline).items():
             results.setdefault(f"{first}-{second}", {})[name] = difference
     return results
 

@@ -1,5 +1,6 @@
 """Writes a comparison of methods: tables in Markdown and HTML, and figures."""
 
+import collections
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -71,10 +72,10 @@ def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[p
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
-    """Returns the settings that differ between the first run and each other run."""
-    first, notes = next(iter(result["systems"])), []
+    """Returns the settings that differ between the first run and other runs, equal ones once."""
+    first, runs = next(iter(result["systems"])), collections.defaultdict[str, list[str]](list)
     for name, fields in result["different"].items():
         pairs = (f"{field} {json.dumps(a)} / {json.dumps(b)}" for field, (a, b) in fields.items())
         if fields:
-            notes.append(f"Settings of {first} / {name}: " + "; ".join(pairs))
-    return notes
+            runs["; ".join(pairs)].append(name)
+    return [f"Settings of {first} / {', '.join(names)}: {text}" for text, names in runs.items()]

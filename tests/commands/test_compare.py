@@ -267,6 +267,7 @@ def test_compare_set_applies_to_methods_with_the_key(folders):
         ({"set": "narrow:reader.max_token=3"}, "did you mean reader.max_tokens?"),
         ({"set": "reader.max_tokens=x"}, "expected an integer"),
         ({"set": "data.limit=3"}, "set --config.data.limit="),
+        ({"baseline": "x"}, "config.baseline='x' is not one of null, direct, native_rag, narrow"),
         ({"repeats": 0}, "config.repeats=0 must be at least 1"),
         ({"latency_questions": -1}, "config.latency_questions=-1 must not be negative"),
         ({"stop_after_minutes": -1.0}, "stop_after_minutes=-1.0 must not be negative"),

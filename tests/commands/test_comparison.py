@@ -74,6 +74,9 @@ def test_compare_two_runs_gives_scores_and_differences(tmp_path, capsys):
     assert "| student " in table and "+50.0 [" in table and "67 %" in table and "33 %" in table
     assert table.strip() in capsys.readouterr().err
     assert matplotlib.image.imread(tmp_path / "c" / "granularities.png").shape[:2] == (390, 1050)
+    against = compare(tmp_path, f"student={first}", second, baseline="student")["differences"]
+    assert list(against) == ["b-student"]
+    assert against["b-student"]["em"]["difference"] == pytest.approx(-0.5)
 
 
 def test_compare_run_with_malformed_responses_is_not_ranked(tmp_path):
@@ -339,6 +342,10 @@ def test_compare_different_settings_are_refused_or_listed(tmp_path, monkeypatch)
     }
     table = (tmp_path / "c" / "table.md").read_text()
     assert 'Settings of a / c: method.num_passages 10 / 5; reader.model "m" / "n"; ' in table
+    own["d"] = own["c"]
+    folders = [folders[name] for name in ("a", "c", "d")]
+    compare(tmp_path, *folders, allow_different=True)
+    assert "Settings of a / c, d: method" in (tmp_path / "c" / "table.md").read_text()
 
 
 def test_compare_bad_input_is_refused(tmp_path):
@@ -349,6 +356,8 @@ def test_compare_bad_input_is_refused(tmp_path):
     assert command.named_folders(5) == [("5", pathlib.Path("5"))]  # a flag's value may be a number
     with pytest.raises(UserError, match=r"config\.profile='x' is an unknown profile"):
         compare(tmp_path, workdir(tmp_path, "a", many(1)), profile="x")
+    with pytest.raises(UserError, match=r"config\.baseline='x' is not one of null, a"):
+        compare(tmp_path, tmp_path / "a", baseline="x")
 
 
 GRAPH = {"passages": 2, "entities": 1_000, "relations": 4, "triples": 5}

@@ -187,6 +187,12 @@ def test_pairwise_compares_every_pair():
         assert pair["p"] == pytest.approx(sampled_p(systems[a], systems[b], samples=3000), abs=0.03)
     assert result["x", "z"]["p_holm"] < 0.01 < 0.1 < result["y", "z"]["p"]
     assert pairwise({"x": systems["x"]}) == {}
+    against = pairwise(systems, samples=3000, baseline="y")
+    assert list(against) == [("x", "y"), ("z", "y")]
+    raw = [pair["p"] for pair in against.values()]
+    np.testing.assert_allclose([pair["p_holm"] for pair in against.values()], holm(raw))
+    assert against["z", "y"]["difference"] == -result["y", "z"]["difference"]
+    assert pairwise(systems, samples=9, baseline="other") == {}
 
 
 def test_pairwise_without_data_is_nan():
