@@ -6,16 +6,9 @@ python launch/compare.py --config.methods=direct,native_rag,ircot,cirag --config
 Needs a dataset folder, or none for the built-in dataset. Writes W/METHOD like launch/answer.py,
 W/table.md, W/table.html and figures. Run the same command to resume.
 
-Record of ``small`` (10 questions of MuSiQue with --config.data.only_with_triples=true
---config.data.limit=10 --config.data.random=true; 2026-11-25, 2 CPU cores of an AMD EPYC, commit
-60718d3; no failures):
-                   EM     F1    R@3   R@5   generations  seconds
-  beam_retrieval   10.0   21.3  70.0  76.7       --         23
-  dualrag          10.0   17.3  43.3  56.7       69        105
-  genground         0.0   12.0  55.0  60.0       56        107
-  ircot            10.0   24.7  63.3  78.3       32         75
-  iter_retgen      20.0   28.0  50.0  71.7       24         49
-  oracle           10.0   13.3   --    --        --         35
+Record of ``small``: twenty methods on the 30 questions of MuSiQue's fold ``test``, with
+--config.data.fold=test (2026-11-29, two cores of an Intel Xeon, under load, commit 28514883): 73
+minutes, 12.1 GiB, no failures; experiments/RESULTS.md has the table.
 
 Record (built-in dataset, 2026-11-24, 2 busy CPU cores, commit 75d3ca4; with
 --config.methods=direct,native_rag,ircot,cirag --config.data.limit=5 --config.latency_questions=2
