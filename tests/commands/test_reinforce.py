@@ -199,7 +199,7 @@ def test_engine_has_the_weights_of_the_trainer(folders, tmp_path, monkeypatch):
     sample = rollouts.Sampler.sample
 
     def watch(self, step, questions):
-        layers = self._engine._weights.adapter["layers"]
+        layers = self._engine._model.weights.adapter["layers"]
         seen[step] = jax.tree.leaves(jax.tree.map(lambda *rows: np.stack(rows), *layers))
         return sample(self, step, questions)
 

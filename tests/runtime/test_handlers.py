@@ -360,7 +360,8 @@ def test_responses_are_reported_one_by_one(engine, handler, tmp_path):
         handler([Call(RequestKey(f"p{i}", 0), r) for i, r in enumerate(requests)], done)
     assert received == [0, 1]
     assert engine.usage.generated_tokens - before == 2 + 14  # the third was incomplete
-    assert len(engine._store.allocator.pool) == engine._store.count  # all pages are free
+    store = engine._model.store
+    assert len(store.allocator.pool) == store.count  # all pages are free
 
 
 def test_cached_request_is_not_generated_again(engine, tmp_path):

@@ -21,10 +21,8 @@ import copy
 import dataclasses
 import functools
 import itertools
-import logging
-import pathlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -32,38 +30,23 @@ import msgspec
 import numpy as np
 from flax import nnx
 
-from cirag_jax import sharding
-from cirag_jax.errors import UserError, check_choice
+from cirag_jax.errors import UserError
 from cirag_jax.llm import types as llm
 from cirag_jax.llm.chat import ChatTokenizer, PromptError, PromptTooLong, fit_prompt
-from cirag_jax.llm.engine import steps
-from cirag_jax.llm.engine.pages import PAGE_SIZE, Allocation
-from cirag_jax.llm.engine.rows import NUMBERS_NOT_FINITE, Row, to_arrays
+from cirag_jax.llm.engine import loading, scoring, steps
+from cirag_jax.llm.engine.model import PagedDecoder, Variant
+from cirag_jax.llm.engine.pages import Allocation
+from cirag_jax.llm.engine.rows import Row
 from cirag_jax.llm.engine.sampling import Details
-from cirag_jax.llm.engine.shapes import (
-    GUESSING_SLOTS,
-    EngineConfig,
-    chunks,
-    context_of,
-    next_power_of_two,
-    padded_slice,
-    prefix_keys,
-)
+from cirag_jax.llm.engine.shapes import EngineConfig, context_of
 from cirag_jax.llm.engine.store import CacheStore
 from cirag_jax.llm.grammar import JsonGrammar
 from cirag_jax.models import decoder_params
-from cirag_jax.models import lora as lora_lib
 from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.decoder_layer import DEFAULT_LORA, Adapter, LoraOptions
-from cirag_jax.models.io import peft_format
-from cirag_jax.models.io.pretrained_decoder import check_tokenizer, load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.types import Count, NonNegativeFloat, PositiveInt
 from cirag_jax.validation import check_value
-
-log = logging.getLogger(__name__)
-
-CPU_FEATURES = pathlib.Path("/proc/cpuinfo")  # exists on Linux only
 
 CANCELLED = "the request was cancelled"
 _CANCELLED = llm.failed(CANCELLED)
@@ -74,21 +57,6 @@ _REQUEST_LIMITS = {
     "top_logprobs": Count,
     "attention": Annotated[int, msgspec.Meta(ge=0, le=100)],
 }
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class _Variant:
-    """A variant of the decoding program; ``width`` is the width of its page tables."""
-
-    width: int
-    details: Details
-    greedy: bool
-    constrained: bool
-
-    @property
-    def allows_guesses(self) -> bool:
-        """Whether tokens may be guessed; see ``lookup_tokens`` of `EngineConfig`."""
-        return self.greedy and not self.constrained and not self.details.attention
 
 
 class Engine:
@@ -113,16 +81,15 @@ class Engine:
         one by one. ``mesh`` is required if the arrays are sharded. The dropout of ``lora`` is
         ignored.
         """
-        self.config = config
+        options = options or EngineConfig.for_platform()
+        with loading.on_mesh(mesh):
+            weights = steps.Weights(
+                loading.unstack(params, config), loading.unstack(adapter, config)
+            )
+        store = CacheStore(config, context_of(options, config.max_positions), options)
         self.tokenizer = tokenizer
         self.usage = llm.Usage()
-        self.options = options or EngineConfig.for_platform()
-        self._mesh = mesh
-        self._lora = lora
-        with self._on_mesh():
-            self._weights = steps.Weights(_unstack(params, config), _unstack(adapter, config))
-        self._eos_ids = tuple(sorted(tokenizer.eos_ids))
-        self._store = CacheStore(config, self.context, self.options)
+        self._model = PagedDecoder(config, weights, lora, options, store, mesh)
 
     @classmethod
     def open(
@@ -151,46 +118,31 @@ class Engine:
           options: sizes and settings, by default from `EngineConfig.for_platform`.
           template_kwargs: variables of the chat template.
         """
-        check_choice("dtype", dtype, (None, "float32", "bfloat16", "int8"))
-        if dtype == "int8":
-            if jax.default_backend() != "cpu" or mesh is not None:
-                raise UserError("dtype=int8 is for one CPU; use dtype=bfloat16 on other devices.")
-            computed, stored = "float32", "bfloat16"  # rounds again below
-        elif jax.default_backend() == "cpu" and dtype == "bfloat16":
-            computed, stored = "float32", _cpu_weight_dtype()
-        else:
-            computed = stored = dtype
-        loaded = load_decoder(model, dtype=computed, param_dtype=stored, mesh=mesh)
-        tokenizer = ChatTokenizer.load(loaded.folder, template_kwargs)
-        check_tokenizer(tokenizer, loaded.config.vocab_size, loaded.folder)
-        with _mesh_context(mesh):
-            params = decoder_params.to_params(loaded.state)
-            # A second copy of a large model would not fit in memory.
-            params = decoder_params.unstack_layers(params, loaded.config, consume=True)
-        pairs, lora_options = None, DEFAULT_LORA
-        if adapter is not None:
-            pairs, lora_options = _load_adapter(adapter, loaded.config, mesh)
-            if merge_adapter:
-                scale = lora_options.scale
-                unstacked = _unstack(pairs, loaded.config)
-                params = lora_lib.merge(params, unstacked, scale, consume=True)
-                pairs = None
-        if mesh is None and computed == "float32" and stored == "bfloat16":
-            params = decoder_params.pack_kernels(loaded.config, params, int8=dtype == "int8")
+        loaded = loading.load(model, adapter, merge_adapter, dtype, mesh, template_kwargs)
         return cls(
             loaded.config,
-            params,
-            tokenizer,
-            adapter=pairs,
-            lora=lora_options,
+            loaded.params,
+            loaded.tokenizer,
+            adapter=loaded.adapter,
+            lora=loaded.lora,
             mesh=mesh,
             options=options,
         )
 
     @property
+    def config(self) -> DecoderConfig:
+        """Hyper-parameters of the model."""
+        return self._model.config
+
+    @property
+    def options(self) -> EngineConfig:
+        """Sizes and settings."""
+        return self._model.options
+
+    @property
     def context(self) -> int:
         """The maximum number of tokens of a prompt and its answer."""
-        return context_of(self.options, self.config.max_positions)
+        return self._model.context
 
     def with_options(self, options: EngineConfig) -> "Engine":
         """Returns an engine with other sizes and the same weights; both must be closed.
@@ -198,11 +150,15 @@ class Engine:
         The engines share pages and cached prefixes if ``prefix_tokens`` is the same, and if there
         are enough pages or no page was used yet.
         """
-        other = copy.copy(self)
-        other.options, other.usage = options, llm.Usage()
+        model = dataclasses.replace(self._model, options=options)
         same_prefixes = options.prefix_tokens == self.options.prefix_tokens
-        if not same_prefixes or not self._store.has_room(other.context, options):
-            other._store = CacheStore(self.config, other.context, options)
+        if not same_prefixes or not model.store.has_room(model.context, options):
+            model.store = CacheStore(model.config, model.context, options)
+        return self._with_model(model)
+
+    def _with_model(self, model: PagedDecoder) -> "Engine":
+        other = copy.copy(self)
+        other._model, other.usage = model, llm.Usage()
         return other
 
     def prompt(self, request: llm.Generate) -> np.ndarray:
@@ -214,8 +170,9 @@ class Engine:
 
         Forgets the cached prefixes, which were computed with the old adapter.
         """
-        with self._on_mesh():
-            self._weights = self._weights._replace(adapter=_unstack(adapter, self.config))
+        model = self._model
+        with model.on_mesh():
+            model.weights = model.weights._replace(adapter=loading.unstack(adapter, self.config))
         self.forget()
 
     def with_adapter(self, adapter: str | tuple[nnx.State, LoraConfig]) -> "Engine":
@@ -223,26 +180,25 @@ class Engine:
 
         Keys and values depend on the adapter, so the engines share no pages.
         """
-        other = copy.copy(self)
-        pairs, other._lora = _load_adapter(adapter, self.config, self._mesh)
-        with self._on_mesh():
-            other._weights = self._weights._replace(adapter=_unstack(pairs, self.config))
-        other.usage = llm.Usage()
-        other._store = CacheStore(self.config, self.context, self.options)
-        return other
+        model = self._model
+        pairs, lora = loading.load_adapter(adapter, model.config, model.mesh)
+        with model.on_mesh():
+            weights = model.weights._replace(adapter=loading.unstack(pairs, model.config))
+        store = CacheStore(model.config, model.context, model.options)
+        return self._with_model(dataclasses.replace(model, weights=weights, lora=lora, store=store))
 
     def forget(self) -> None:
         """Clears the cached prefixes."""
-        self._store.allocator.tree.clear()
+        self._model.store.allocator.tree.clear()
 
     def release(self) -> None:
         """Frees all keys and values; the next request allocates them again."""
-        self._store.release()
+        self._model.store.release()
 
     def close(self) -> None:
         """Frees keys, values and weights; the engine cannot be used afterwards."""
         self.release()
-        del self._weights
+        del self._model.weights
 
     def generate(
         self,
@@ -285,7 +241,7 @@ class Engine:
         A request that ``on_part`` cancels has the error `CANCELLED`. ``on_chunk`` is called after
         every chunk with the number of tokens generated so far.
         """
-        queues: dict[_Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
+        queues: dict[Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
         indices = itertools.count()
 
         def finish(index: int, response: llm.Generated) -> None:
@@ -325,7 +281,7 @@ class Engine:
                         on_chunk(generated)
         on_chunk(generated)
 
-    def _prepare(self, index: int, request: llm.Generate) -> tuple[_Variant, Row]:
+    def _prepare(self, index: int, request: llm.Generate) -> tuple[Variant, Row]:
         _check(request)
         prompt, truncated = self._fit(request)
         grammar = None
@@ -341,8 +297,8 @@ class Engine:
         limit = min(request.max_tokens, self.context - len(prompt))
         switch = self.config.rope_switch
         row = Row(index, request, self.tokenizer, prompt, limit, truncated, switch, grammar)
-        width = self._store.width_for(row.length, reads_all=details.attention > 0)
-        return _Variant(width, details, request.temperature == 0, grammar is not None), row
+        width = self._model.store.width_for(row.length, reads_all=details.attention > 0)
+        return Variant(width, details, request.temperature == 0, grammar is not None), row
 
     def _fit(self, request: llm.Generate | llm.Score) -> tuple[np.ndarray, int]:
         if isinstance(request, llm.Complete):
@@ -374,7 +330,7 @@ class Engine:
 
     def _run(
         self,
-        variant: _Variant,
+        variant: Variant,
         queue: collections.deque[Row],
         refill: Callable[[int], bool],
         goes_on: Callable[[Row], bool],
@@ -386,10 +342,10 @@ class Engine:
         """
         rows: list[Row] = []
         allocations: list[Allocation] = []
-        with self._freeing(allocations):
+        with self._model.freeing(allocations):
             while True:
                 has_more = True  # calls ``refill`` at most once per chunk without a result
-                while len(rows) < self._max_rows(variant):
+                while len(rows) < self._model.max_rows(variant):
                     while not queue and has_more:
                         has_more = refill(len(rows))
                     if not queue:
@@ -402,7 +358,7 @@ class Engine:
                     response = _CANCELLED if is_cancelled else None
                     if not is_cancelled and not row.limit:  # only the prompt was needed
                         response = row.response()
-                        self._store.allocator.free(allocations.pop())
+                        self._model.store.allocator.free(allocations.pop())
                     if response is None:
                         rows.append(row)
                     else:
@@ -411,7 +367,7 @@ class Engine:
                     assert not queue  # a row of any length fits if no other row is busy
                     return
                 pauses = {row: row.pause for row in rows}
-                count = self._decode_chunk(variant, rows)
+                count = self._model.decode_chunk(variant, rows)
                 for row, allocation in list(zip(rows, allocations, strict=True)):
                     response = row.response()
                     if response is None and not goes_on(row):
@@ -419,163 +375,24 @@ class Engine:
                     if response is not None or len(row.tokens) == pauses[row]:
                         rows.remove(row)
                         allocations.remove(allocation)
-                        self._store.allocator.free(allocation)
+                        self._model.store.allocator.free(allocation)
                         if response is None:
                             queue.appendleft(row)
                         else:
                             yield (row.index, response), 0
                 yield None, count
 
-    def _max_rows(self, variant: _Variant) -> int:
-        """Returns the number of rows that may decode together.
-
-        Contiguous copies of all rows' pages then have at most ``cache_tokens`` tokens.
-        """
-        max_rows = self.options.batch_size
-        if not steps.uses_contiguous_cache(self.config):
-            return max_rows
-        return max(1, min(max_rows, self.options.cache_tokens // (variant.width * PAGE_SIZE)))
-
-    def _num_slots(self, variant: _Variant) -> int:
-        """Returns the number of tokens that a step computes.
-
-        On a CPU there are slots for guesses even without guesses, because the number of slots may
-        change the last bits of numbers, and then the rounding to int8.
-        """
-        is_cpu = self.config.attention == "transposed"
-        least = GUESSING_SLOTS if is_cpu and variant.allows_guesses else 1
-        return max(self._max_rows(variant), least)
-
-    def _admit(self, variant: _Variant, row: Row, allocations: list[Allocation]) -> bool:
+    def _admit(self, variant: Variant, row: Row, allocations: list[Allocation]) -> bool:
         """Prefills all but the last token of a row; returns False if there are too few pages."""
         row.started = row.started or time.perf_counter()
         tokens, request = row.all_tokens, row.request
         is_echo = isinstance(request, llm.Complete) and request.echo
         if is_echo and variant.details.distribution and row.prompt_details is None:
             details = dataclasses.replace(variant.details, attention=0)
-            row.allocation = self._describe_prompt(row, details, allocations)
+            row.allocation = scoring.describe_prompt(self._model, row, details, allocations)
         else:
-            row.allocation = self._prefill(tokens[:-1], row.length, len(tokens), allocations)
+            row.allocation = self._model.prefill(tokens[:-1], row.length, len(tokens), allocations)
         return row.allocation is not None
-
-    def _describe_prompt(
-        self, row: Row, details: Details, allocations: list[Allocation]
-    ) -> Allocation | None:
-        """Prefills all but the last token of a prompt, and describes all but its first token.
-
-        Cached prefixes are neither used nor added, because they come from another program. Returns
-        None if there is no room.
-        """
-        store, tokens = self._store, row.prompt
-        allocation = store.allocator.allocate((), row.length, ())
-        if allocation is None:
-            return None
-        allocations.append(allocation)
-        count, parts = len(tokens) - 1, []
-        for start, size in chunks(0, count, self.options.prefill_chunks):
-            with self._on_mesh():
-                store.cache, part = steps.score(
-                    self.config,
-                    self._weights,
-                    store.cache,
-                    store.table(allocation, start + size),
-                    padded_slice(tokens[:-1], start, size)[None],
-                    padded_slice(tokens[1:], start, size)[None],
-                    np.int32(start),
-                    np.int32(len(tokens)),
-                    lora=self._lora,
-                    details=details,
-                )
-            parts.append(jax.device_get(part))
-        row.prompt_details = {
-            name: np.concatenate([part[name][0] for part in parts])[:count]
-            for name in (parts[0] if parts else ())
-        }
-        row.finite = not any(np.isnan(values).any() for values in row.prompt_details.values())
-        return allocation
-
-    @contextlib.contextmanager
-    def _freeing(self, allocations: list[Allocation]) -> Iterator[None]:
-        """A context that frees ``allocations`` on exit, and clears the store after an error."""
-        try:
-            yield
-        except BaseException:
-            self._store.repair()
-            raise
-        finally:
-            for allocation in allocations:
-                self._store.allocator.free(allocation)
-
-    def _prefill(
-        self, tokens: np.ndarray, length: int, total: int, allocations: list[Allocation]
-    ) -> Allocation | None:
-        """Computes the keys and values of ``tokens`` in a new allocation for ``length`` tokens.
-
-        ``total`` is the length of the text that determines rotary frequencies. Returns None if
-        there is no room.
-        """
-        store = self._store
-        # The calls depend only on the prompt, so reuse of a prefix does not change their results.
-        grid = list(chunks(0, len(tokens), self.options.prefill_chunks))
-        is_long = total > (self.config.rope_switch or total)
-        keys = prefix_keys(tokens, grid, is_long)
-        borders = [*(start for start, _ in grid), len(tokens)]
-        allocation = store.allocator.allocate(keys, length, borders)
-        if allocation is None:
-            return None
-        allocations.append(allocation)
-        with self._on_mesh():
-            for start, size in grid:
-                if start < allocation.reused:
-                    continue
-                store.cache = steps.prefill(
-                    self.config,
-                    self._weights,
-                    store.cache,
-                    store.table(allocation, start + size),
-                    padded_slice(tokens, start, size),
-                    np.int32(start),
-                    np.int32(total),
-                    lora=self._lora,
-                )
-        store.allocator.tree.insert(keys, allocation.pages)
-        return allocation
-
-    def _decode_chunk(self, variant: _Variant, rows: list[Row]) -> int:
-        """Decodes a chunk of every row, and returns the number of new tokens."""
-        store = self._store
-        lookup = self.options.lookup_tokens if variant.allows_guesses else 0
-        size = self._num_slots(variant)
-        # `paged_cache.attend_pages` is faster if neighboring rows have similar lengths.
-        rows = sorted(rows, key=lambda row: len(row.prompt) + len(row.tokens))
-        slots = [None] * (size - len(rows)) + rows
-        masks = None
-        if variant.constrained:
-            words = -(-self.config.vocab_size // 32)
-            masks = np.full((size, words), 0xFFFFFFFF, np.uint32)
-            for slot, row in enumerate(slots):
-                if row is not None and row.grammar is not None:
-                    masks[slot] = row.grammar.mask()
-        uses_text = lookup or self.options.no_repeat_ngram_size
-        text = variant.width * PAGE_SIZE if uses_text else 0
-        count = 1 if variant.constrained else self.options.decode_chunk
-        with self._on_mesh():
-            store.cache, out = steps.decode(
-                self.config,
-                self._weights,
-                store.cache,
-                to_arrays(slots, variant.width, store.count, text),
-                masks,
-                lora=self._lora,
-                details=variant.details,
-                greedy=variant.greedy,
-                eos_ids=self._eos_ids,
-                steps=count,
-                ngram=self.options.no_repeat_ngram_size,
-                lookup=lookup,
-            )
-        chunk = jax.device_get(out)
-        return sum(row.append(chunk, slot) for slot, row in enumerate(slots) if row is not None)
 
     def score(self, requests: Sequence[llm.Score]) -> list[llm.Scored]:
         """Returns log-probabilities of continuations; a request that does not fit has an ``error``.
@@ -592,118 +409,10 @@ class Engine:
         return responses
 
     def _score(self, request: llm.Score) -> llm.Scored:
-        started = time.perf_counter()
         prompt, truncated = self._fit(request)
-        continuations = [tuple(self.tokenizer.encode(t).tolist()) for t in request.continuations]
-        length = len(prompt) + max(map(len, continuations))
-        if length > self.context:
-            raise PromptError(
-                f"prompt and continuation have {length} tokens but only {self.context} fit"
-            )
-        logprobs, reused = {}, 0
-        switch = (self.config.rope_switch or length) - len(prompt)
-        for is_long in (False, True):
-            distinct = [
-                ids for ids in dict.fromkeys(continuations) if is_long == (len(ids) > switch)
-            ]
-            if distinct:
-                found, reused = self._score_distinct(prompt, distinct)
-                logprobs |= found
-        if any(np.isnan(values).any() for values in logprobs.values()):
-            raise UserError(NUMBERS_NOT_FINITE)
-        tokens = tuple(
-            tuple(
-                llm.Token(self.tokenizer.piece(token), token, float(logprob))
-                for token, logprob in zip(ids, logprobs[ids], strict=True)
-            )
-            for ids in continuations
+        return scoring.score_continuations(
+            self._model, self.tokenizer, request.continuations, prompt, truncated
         )
-        usage = llm.Usage(len(prompt), reused, 0, time.perf_counter() - started, int(truncated > 0))
-        return llm.Scored(tokens, usage)
-
-    def _score_distinct(
-        self, prompt: np.ndarray, continuations: Sequence[tuple[int, ...]]
-    ) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
-        """Returns each continuation's log-probabilities, and the number of reused prompt tokens.
-
-        The prompt is computed once. Each further call scores the continuations that fit into a
-        prefill chunk; their number depends only on this request.
-        """
-        first, longest = len(prompt) - 1, max(map(len, continuations))
-        chunk_size = self.options.prefill_chunks[0]
-        width = min(next_power_of_two(longest), chunk_size)
-        rows = min(next_power_of_two(len(continuations)), chunk_size // width)
-        rows = max(1, min(rows, (self.context - first) // width))
-        length = min(first + max(longest + 1, rows * width), self.context)
-        count = -(-len(continuations) // rows) * rows
-        tokens_NS = np.zeros((count, len(prompt) + longest + width), np.int32)
-        tokens_NS[:, : len(prompt)] = prompt
-        for row, ids in zip(tokens_NS, continuations, strict=False):
-            row[len(prompt) : len(prompt) + len(ids)] = ids
-        logprob_NS = np.zeros(tokens_NS.shape, np.float32)  # each token, given the tokens before it
-        allocations: list[Allocation] = []
-        with self._freeing(allocations):
-            total = len(prompt) + longest
-            allocation = self._prefill(prompt[:-1], length, total, allocations)
-            assert allocation is not None  # a full context has room, because no row is busy
-            for batch in (slice(i, i + rows) for i in range(0, count, rows)):
-                end = first + max(map(len, continuations[batch]))
-                # There are several chunks only if the batch is a single long continuation.
-                for start, size in chunks(first, end, (width,)):
-                    after = slice(start + 1, start + 1 + size)
-                    with self._on_mesh():
-                        self._store.cache, values = steps.score(
-                            self.config,
-                            self._weights,
-                            self._store.cache,
-                            self._store.table(allocation, start + size * rows),
-                            tokens_NS[batch, start : start + size],
-                            tokens_NS[batch, after],
-                            np.int32(start),
-                            np.int32(total),
-                            lora=self._lora,
-                        )
-                    logprob_NS[batch, after] = values["logprob"]
-        pairs = zip(continuations, logprob_NS[:, len(prompt) :], strict=False)
-        return {ids: logprob_T[: len(ids)] for ids, logprob_T in pairs}, allocation.reused
-
-    def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
-        return _mesh_context(self._mesh)
-
-
-def _mesh_context(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
-
-
-def _load_adapter(
-    adapter: str | tuple[nnx.State, LoraConfig],
-    config: DecoderConfig,
-    mesh: jax.sharding.Mesh | None,
-) -> tuple[Adapter, LoraOptions]:
-    if isinstance(adapter, str):
-        state, lora_config = peft_format.load_adapter(adapter, config, mesh=mesh)
-    else:
-        state, lora_config = adapter
-        state = state if mesh is None else sharding.shard_state(state, mesh)
-    return lora_lib.to_adapter(state), lora_lib.lora_options(lora_config, train=False)
-
-
-def _cpu_weight_dtype() -> Literal["float32", "bfloat16"]:
-    """Returns bf16 if the CPU has instructions for it (detected only on Linux), otherwise fp32."""
-    try:
-        features = set(CPU_FEATURES.read_text("utf-8").split())
-    except OSError:
-        features = set()
-    if features & {"avx512_bf16", "amx_bf16", "bf16"}:
-        return "bfloat16"
-    log.info("this CPU has no instructions for bfloat16; weights are float32")
-    return "float32"
-
-
-def _unstack(tree: Any, config: DecoderConfig) -> Any:
-    if tree is None or isinstance(tree["layers"], tuple):
-        return tree
-    return decoder_params.unstack_layers(tree, config)
 
 
 def _check(request: llm.Generate) -> None:

@@ -1,5 +1,7 @@
 """Engines with a tiny model, and requests to them."""
 
+import dataclasses
+
 import numpy as np
 
 from cirag_jax.llm.engine.engine import Engine
@@ -15,6 +17,12 @@ WORDS = (
 
 def open_engine(folder, **sizes):
     return Engine.open(str(folder), options=EngineConfig(**{**SIZES, **sizes}))
+
+
+def set_attention(engine, attention):
+    """Makes an unused engine read pages as on another platform; "xla" is an accelerator."""
+    model = engine._model
+    model.config = model.store._config = dataclasses.replace(model.config, attention=attention)
 
 
 def text(length, seed):
@@ -42,5 +50,5 @@ def numbers(response):
 
 def pages_are_free(engine):
     """Returns whether every page is free or belongs only to the prefix cache."""
-    pages = engine._store.allocator
+    pages = engine._model.store.allocator
     return len(pages.pool) + len(pages.tree) == pages.pool.count

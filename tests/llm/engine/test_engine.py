@@ -37,7 +37,7 @@ def test_row_with_nan_fails_and_others_keep_their_numbers(folder, engine):
     """The token "#" has no finite embedding; the prefix before it is cached for the next row."""
     nan_engine = open_engine(folder)
     (token,) = nan_engine.tokenizer.encode("#")
-    params = nan_engine._weights.params
+    params = nan_engine._model.weights.params
     params["embedding"] = params["embedding"].at[token].set(np.nan)
     shared = text(60, 3)
     sent = [*mixed_requests()[:3], ask(f"{shared} # {text(80, 4)}"), ask(f"{shared} a town")]
@@ -136,8 +136,7 @@ def test_finish_reasons(engine, folder):
     assert cut.usage.generated_tokens == len(cut.tokens) < 40
     # Any generated token may be the end of turn.
     ends = open_engine(folder, prefix_tokens=0)
-    ends._eos_ids = (long.tokens[11].id,)
-    ends.tokenizer.eos_ids = frozenset(ends._eos_ids)
+    ends.tokenizer.eos_ids = frozenset({long.tokens[11].id})
     ended = ends.generate([ask("the town", max_tokens=40)])[0]
     first = next(i for i, t in enumerate(long.tokens) if t.id == long.tokens[11].id)
     assert ended.finish_reason == "stop"
@@ -146,7 +145,7 @@ def test_finish_reasons(engine, folder):
 
 def test_full_context_ends_the_text(folder):
     engine = open_engine(folder)
-    engine._eos_ids, engine.tokenizer.eos_ids = (), frozenset()
+    engine.tokenizer.eos_ids = frozenset()
     request = ask(text(110, 3), max_tokens=500)
     length = len(engine.tokenizer.encode_prompt(request.messages))
     response = engine.generate([request])[0]
@@ -373,7 +372,7 @@ def test_sharded_equals_unsharded(tmp_path, family):
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
     sizes = EngineConfig(**{**SIZES, "batch_size": 4})
     sharded = Engine.open(str(folder), mesh=mesh, options=sizes)
-    kernel = sharded._weights.params["layers"][0]["q_proj"]
+    kernel = sharded._model.weights.params["layers"][0]["q_proj"]
     assert len(kernel.sharding.device_set) == 8 and not kernel.sharding.is_fully_replicated
     plain = Engine.open(str(folder), options=sizes)
     for ours, theirs in zip(
@@ -417,13 +416,13 @@ def test_bf16_on_cpu_applies_to_weights_only(
 ):
     """Weights are bf16 only if the CPU supports it; the cache then stores the bits of bf16."""
     (tmp_path / "cpuinfo").write_text(features)
-    monkeypatch.setattr("cirag_jax.llm.engine.engine.CPU_FEATURES", tmp_path / "cpuinfo")
+    monkeypatch.setattr("cirag_jax.llm.engine.loading.CPU_FEATURES", tmp_path / "cpuinfo")
     options = EngineConfig(**{**SIZES, "prefix_tokens": 0})
     bf16_engine = Engine.open(str(folder), dtype="bfloat16", options=options)
     assert (bf16_engine.config.dtype, bf16_engine.config.param_dtype) == ("float32", stored)
     responses, exact = bf16_engine.generate(mixed_requests()), engine.generate(mixed_requests())
     assert not any(r.error for r in responses)
-    cached = {array.dtype.name for array in jax.tree.leaves(bf16_engine._store.cache)}
+    cached = {array.dtype.name for array in jax.tree.leaves(bf16_engine._model.store.cache)}
     assert cached == {"uint16" if stored == "bfloat16" else "float32"}
     if stored == "float32":
         assert [r.text for r in responses] == [r.text for r in exact]
@@ -444,9 +443,9 @@ def test_int8_on_cpu_is_close_to_fp32(tmp_path, family):
             Engine.open(str(folder), adapter=chosen, dtype=dtype, options=options)
             for dtype in ("float32", "int8")
         )
-        layer = int8_engine._weights.params["layers"][0]
+        layer = int8_engine._model.weights.params["layers"][0]
         kernels = [*(layer[n] for n in layer if n.endswith("_proj") or n.startswith("expert_"))]
-        kernels.append(int8_engine._weights.params["lm_head"])
+        kernels.append(int8_engine._model.weights.params["lm_head"])
         assert len(kernels) == 8 and {k.values_OI.dtype.name for k in kernels} == {"int8"}
         logprobs, expected = (
             np.asarray(
@@ -478,7 +477,7 @@ def test_open_keeps_one_copy_of_weights(folder, monkeypatch):
         loaded.append(load_decoder(*args, **fields))
         return loaded[-1]
 
-    monkeypatch.setattr("cirag_jax.llm.engine.engine.load_decoder", load)
+    monkeypatch.setattr("cirag_jax.llm.engine.loading.load_decoder", load)
     open_engine(folder)
     stacked = jax.tree.leaves(decoder_params.to_params(loaded[0].state)["layers"])
     assert stacked and all(array.is_deleted() for array in stacked)

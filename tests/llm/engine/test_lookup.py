@@ -21,6 +21,7 @@ from tests.llm.engine.engines import (
     numbers,
     open_engine,
     pages_are_free,
+    set_attention,
     text,
 )
 
@@ -113,8 +114,7 @@ def test_guesses_without_blocks_of_pages_same_texts(plain, folder):
     """Attention over complete page tables, as on accelerators."""
     others = [open_engine(folder, batch_size=8, lookup_tokens=count) for count in (0, 7)]
     for engine in others:
-        engine.config = dataclasses.replace(engine.config, attention="xla")
-        engine._store._config = engine.config
+        set_attention(engine, "xla")
     sent = [ask(text(30, 3), max_tokens=100), *mixed_requests()[:3]]
     expected, responses = (engine.generate(sent) for engine in others)
     assert [r.text for r in responses] == [r.text for r in expected]
@@ -146,7 +146,7 @@ def foresee(monkeypatch, known):
                     text_S[end - 2 - len(following) : end - 1] = text_S[end - 1], *following
         return rows
 
-    monkeypatch.setattr("cirag_jax.llm.engine.engine.to_arrays", with_answers)
+    monkeypatch.setattr("cirag_jax.llm.engine.model.to_arrays", with_answers)
     return chunks
 
 
@@ -167,7 +167,6 @@ def test_guesses_answer_ends_inside_a_draft(exact, monkeypatch):
     ends = copy.copy(exact)
     ends.tokenizer = copy.copy(exact.tokenizer)
     ends.tokenizer.eos_ids = frozenset({ids[ending]})
-    ends._eos_ids = (ids[ending],)
     stops = dataclasses.replace(request, stop=("@@", written.text[3:5]))
     limited = dataclasses.replace(request, max_tokens=5)
     lengths = []

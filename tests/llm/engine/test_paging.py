@@ -21,7 +21,15 @@ from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.decoder_layer import DEFAULT_LORA
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from tests import tiny_decoder
-from tests.llm.engine.engines import ask, mixed_requests, numbers, open_engine, pages_are_free, text
+from tests.llm.engine.engines import (
+    ask,
+    mixed_requests,
+    numbers,
+    open_engine,
+    pages_are_free,
+    set_attention,
+    text,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -86,9 +94,7 @@ def test_numbers_do_not_depend_on_earlier_requests(folder, attention, sizes, wor
     results, cached = [], []
     for history in histories:
         engine = open_engine(folder, prefill_chunks=sizes)
-        engine.config = engine._store._config = dataclasses.replace(
-            engine.config, attention=attention
-        )
+        set_attention(engine, attention)
         engine.generate(history)
         (response,) = engine.generate([request])
         results.append((response.tokens, engine.score([scored])[0].tokens))
@@ -116,7 +122,7 @@ def test_small_cache_gives_same_texts(engine, folder):
     for _ in range(2):
         responses = small.generate(mixed_requests())
         assert [r.text for r in responses] == [r.text for r in engine.generate(mixed_requests())]
-        assert len(small._store.allocator.tree) <= 1
+        assert len(small._model.store.allocator.tree) <= 1
 
 
 def test_release_frees_memory_until_next_use(engine, caching_engine):
@@ -152,8 +158,7 @@ def test_contiguous_cache_gives_same_tokens(engine, folder):
 def test_contiguous_cache_has_bounded_size(folder, monkeypatch):
     """The cache has room for two long rows that decode together, or for four short ones."""
     engine = open_engine(folder, batch_size=4, cache_tokens=1024, lookup_tokens=0)
-    engine.config = dataclasses.replace(engine.config, attention="xla")
-    engine._store._config = engine.config
+    set_attention(engine, "xla")
     shapes, decode = set(), steps.decode
 
     def noted(config, weights, cache, rows, *rest, **fields):
@@ -232,7 +237,8 @@ def test_with_options_shares_weights_and_prefixes(folder, engine):
     first = open_engine(folder, prefix_tokens=512)
     second = first.with_options(dataclasses.replace(first.options, batch_size=1))
     wider = dataclasses.replace(first.options, batch_size=4)
-    assert first.with_options(wider)._store is first._store  # an unused store may still grow
+    # An unused store may still grow.
+    assert first.with_options(wider)._model.store is first._model.store
     sent = mixed_requests()
     expected = [response.text for response in engine.generate(sent)]
     assert [response.text for response in first.generate(sent)] == expected
@@ -244,10 +250,10 @@ def test_with_options_shares_weights_and_prefixes(folder, engine):
     assert not any(response.usage.cached_tokens for response in separate.generate(sent))
     shorter = first.with_options(dataclasses.replace(first.options, context=256))
     longer = shorter.with_options(first.options)
-    assert shorter._store is longer._store is first._store is not separate._store
-    assert first.with_options(wider)._store is first._store
+    assert shorter._model.store is longer._model.store is first._model.store is not separate._store
+    assert first.with_options(wider)._model.store is first._model.store
     widest = dataclasses.replace(wider, batch_size=5)
-    assert first.with_options(widest)._store is not first._store
+    assert first.with_options(widest)._model.store is not first._model.store
     assert [response.text for response in shorter.generate(sent)] == expected
     first.close()
     assert [response.text for response in second.generate(sent)] == expected
@@ -262,7 +268,7 @@ def test_cache_tokens_bounds_memory(folder, engine, cache_tokens, room):
     assert [r.text for r in small.generate(sent)] == [r.text for r in engine.generate(sent)]
     assert pages_are_free(small)
     # Each row may have a mostly empty page.
-    num_bytes = sum(array.nbytes for array in jax.tree.leaves(small._store.cache))
+    num_bytes = sum(array.nbytes for array in jax.tree.leaves(small._model.store.cache))
     config = small.config
     of_token = 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
     assert num_bytes == (room + 8 * 128 + 256) * of_token
@@ -273,7 +279,8 @@ def test_idle_rows_do_not_write(folder):
     full = open_engine(folder, batch_size=2, cache_tokens=16, prefix_tokens=0)
     sent = [ask(text(130, 1), max_tokens=5), ask(text(130, 2), max_tokens=60)]
     responses = full.generate(sent)
-    assert full._store.count == 6 and all(256 < r.usage.prompt_tokens < 324 for r in responses)
+    assert full._model.store.count == 6
+    assert all(256 < r.usage.prompt_tokens < 324 for r in responses)
     # Same batch size, because another one may change the last bits of numbers.
     roomy = open_engine(folder, batch_size=2, prefix_tokens=0)
     assert [numbers(r) for r in responses] == [numbers(r) for r in roomy.generate(sent)]
