@@ -190,7 +190,8 @@ OnResponse = Callable[[int, Generated], None]
 # and with a function from n to the response so far, with the tokens from index n on. The request is
 # cancelled if it returns False.
 OnPart = Callable[[int, Callable[[int], Generated]], bool]
-# Returns further requests; their indices continue after the last request.
+# Returns further requests, which usually continue programs that wait for an answer; their indices
+# continue after the last request.
 MoreRequests = Callable[[], Sequence[Generate]]
 
 

@@ -2,11 +2,12 @@
 
 A row is a request that is being decoded. Its keys and values are stored in pages, so rows of all
 lengths decode together (`pages`). Prompts are prefilled row by row, in chunks of a few sizes. All
-rows then decode a chunk of up to 32 tokens in one `jax.lax.while_loop`. Between chunks, the host
+rows then decode a chunk of up to 32 tokens in one `jax.lax.while_loop`, which ends early if a
+quarter of the rows have ended and other requests may take their place. Between chunks, the host
 removes finished rows, checks stop strings, and admits rows from the queue (continuous batching).
-The chunks and the arithmetic of a row depend only on its own length, not on other rows. Requests
-that need different compiled programs (sampling, a grammar, details about tokens, wider page tables)
-wait in separate queues.
+The arithmetic of a row depends only on its own length, neither on other rows nor on the ends of
+chunks. Requests that need different compiled programs (sampling, a grammar, details about tokens,
+wider page tables) wait in separate queues.
 
 Pages of prompts stay cached. If a thousand prompts share an instruction, its keys and values are
 computed and stored once. A prompt is divided into calls in a way that depends only on the prompt.
@@ -210,9 +211,9 @@ class Engine:
         """Returns one response per request, in order; failed requests have an ``error``.
 
         ``progress`` is called after every chunk, and ``done`` with each complete response. ``more``
-        is called for further requests whenever a row is free and no request is queued for it,
-        except while another variant of the program has a queue longer than the number of active
-        rows.
+        is called for further requests whenever a row is free, except while another variant of the
+        program has a queue longer than the number of active rows. Its requests are answered before
+        those that wait, because they continue programs that have started.
         """
         responses: dict[int, llm.Generated] = {}
 
@@ -225,7 +226,7 @@ class Engine:
             if progress is not None:
                 progress(len(responses), tokens)
 
-        self.serve(requests, keep, more, on_chunk=report)
+        self.serve(requests, keep, more, on_chunk=report, more_first=True)
         return [responses[index] for index in sorted(responses)]
 
     def serve(
@@ -235,11 +236,13 @@ class Engine:
         more: llm.MoreRequests | None = None,
         on_part: llm.OnPart | None = None,
         on_chunk: Callable[[int], None] = lambda tokens: None,
+        more_first: bool = False,
     ) -> None:
         """Answers requests like `generate`, but keeps no responses.
 
         A request that ``on_part`` cancels has the error `CANCELLED`. ``on_chunk`` is called after
-        every chunk with the number of tokens generated so far.
+        every chunk with the number of tokens generated so far. Without ``more_first``, requests are
+        answered in order, and ``more`` is called only if a row is free and no request waits for it.
         """
         queues: dict[Variant, collections.deque[Row]] = collections.defaultdict(collections.deque)
         indices = itertools.count()
@@ -251,19 +254,25 @@ class Engine:
         def goes_on(row: Row) -> bool:
             return on_part is None or on_part(row.index, row.part)
 
-        def admit(requests: Sequence[llm.Generate]) -> bool:
+        def admit(requests: Sequence[llm.Generate], first: bool = False) -> bool:
+            new: dict[Variant, list[Row]] = collections.defaultdict(list)
             for request in requests:
                 index = next(indices)
                 try:
                     variant, row = self._prepare(index, request)
-                    queues[variant].append(row)
+                    new[variant].append(row)
                 except UserError as error:
                     finish(index, llm.failed(str(error)))
+            for variant, rows in new.items():
+                if first:
+                    queues[variant].extendleft(reversed(rows))
+                else:
+                    queues[variant].extend(rows)
             return bool(requests)
 
-        def refill(busy: int) -> bool:
-            others = max(map(len, queues.values()), default=0)
-            return more is not None and busy >= others and admit(more())
+        def refill(busy: int, own: Variant | None = None) -> bool:
+            others = max((len(queues[other]) for other in queues if other != own), default=0)
+            return more is not None and busy >= others and admit(more(), more_first)
 
         admit(requests)
         generated = 0
@@ -271,8 +280,10 @@ class Engine:
             if not waiting:
                 continue
             variant = min(waiting)
+            refill_own = None if more is None else functools.partial(refill, own=variant)
+            run = self._run(variant, queues[variant], refill_own, more_first, goes_on)
             # Closing frees the rows' pages at once, also after an error.
-            with contextlib.closing(self._run(variant, queues[variant], refill, goes_on)) as run:
+            with contextlib.closing(run):
                 for response, count in run:
                     generated += count
                     if response is not None:
@@ -332,21 +343,25 @@ class Engine:
         self,
         variant: Variant,
         queue: collections.deque[Row],
-        refill: Callable[[int], bool],
+        refill: Callable[[int], bool] | None,
+        more_first: bool,
         goes_on: Callable[[Row], bool],
     ) -> Generator[tuple[tuple[int, llm.Generated] | None, int], None, None]:
         """Yields ((index, response), 0) per response, and (None, number of tokens) per chunk.
 
-        ``refill`` is called with the number of busy rows if the queue is empty and another row
-        fits. It may add requests to the queue. ``goes_on`` returns False for a cancelled request.
+        ``refill`` is called with the number of busy rows if another row fits, and the queue is
+        empty or ``more_first``. It may add requests to the queue. ``goes_on`` returns False for a
+        cancelled request.
         """
         rows: list[Row] = []
         allocations: list[Allocation] = []
         with self._model.freeing(allocations):
             while True:
-                has_more = True  # calls ``refill`` at most once per chunk without a result
+                calls_first = more_first and len(rows) < self._model.max_rows(variant)
+                # Calls ``refill`` at most once per chunk without a result.
+                has_more = refill is not None and (not calls_first or refill(len(rows)))
                 while len(rows) < self._model.max_rows(variant):
-                    while not queue and has_more:
+                    while refill is not None and not queue and has_more:
                         has_more = refill(len(rows))
                     if not queue:
                         break
@@ -367,7 +382,8 @@ class Engine:
                     assert not queue  # a row of any length fits if no other row is busy
                     return
                 pauses = {row: row.pause for row in rows}
-                count = self._model.decode_chunk(variant, rows)
+                others_wait = bool(queue) or refill is not None
+                count = self._model.decode_chunk(variant, rows, others_wait)
                 for row, allocation in list(zip(rows, allocations, strict=True)):
                     response = row.response()
                     if response is None and not goes_on(row):

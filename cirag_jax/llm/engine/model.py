@@ -127,9 +127,13 @@ class PagedDecoder:
         least = GUESSING_SLOTS if is_cpu and variant.allows_guesses else 1
         return max(self.max_rows(variant), least)
 
-    def decode_chunk(self, variant: Variant, rows: list[Row]) -> int:
-        """Decodes a chunk of every row, and returns the number of new tokens."""
+    def decode_chunk(self, variant: Variant, rows: list[Row], others_wait: bool) -> int:
+        """Decodes a chunk of every row, and returns the number of new tokens.
+
+        If ``others_wait``, the chunk ends when a quarter of the rows have ended.
+        """
         store = self.store
+        least = len(rows) + 1 - max(1, len(rows) // 4) if others_wait else 1
         lookup = self.options.lookup_tokens if variant.allows_guesses else 0
         size = self._num_slots(variant)
         # `paged_cache.attend_pages` is faster if neighboring rows have similar lengths.
@@ -159,6 +163,7 @@ class PagedDecoder:
                 steps=count,
                 ngram=self.options.no_repeat_ngram_size,
                 lookup=lookup,
+                least=np.int32(least),
             )
         chunk = jax.device_get(out)
         return sum(row.append(chunk, slot) for slot, row in enumerate(slots) if row is not None)

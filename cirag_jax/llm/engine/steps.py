@@ -196,8 +196,9 @@ def decode(
     steps: int,
     ngram: int = 0,
     lookup: int = 0,
+    least: Array | np.integer | int = 1,
 ) -> tuple[Cache, dict[str, jax.Array]]:
-    """Decodes until every row has ended, at most ``steps`` steps.
+    """Decodes until fewer than ``least`` rows are left, at most ``steps`` steps.
 
     A step computes as many tokens as there are rows. With ``lookup``, the slots of idle rows
     compute guessed tokens of the active rows at the same time. Guesses are kept up to the first
@@ -217,6 +218,7 @@ def decode(
       ngram: size of n-grams that must not be repeated (needs ``rows.text_BS``); 0 disables it.
       lookup: maximum number of guessed tokens per row and step (needs ``rows.text_BS``); 0 disables
         them. Not for ``details.attention`` or ``mask_BW``.
+      least: int32, the smallest number of active rows for a step, at least 1.
 
     Returns:
       The cache, and a dictionary of arrays, most with leading axes ``[steps, B]``. ``token`` is
@@ -325,7 +327,7 @@ def decode(
     out["token"] = jnp.full_like(out["row"], NO_TOKEN)
     state = (jnp.int32(0), rows, cache, out)
     _, _, cache, out = jax.lax.while_loop(
-        lambda state: (state[0] < steps) & jnp.any(state[1].remaining_B > 0), body, state
+        lambda state: (state[0] < steps) & ((state[1].remaining_B > 0).sum() >= least), body, state
     )
     if contiguous:
         cache = paged_cache.scatter_rows(pages, cache, tables_BN, jnp.asarray(start_B), steps)

@@ -109,7 +109,60 @@ def test_more_is_not_called_while_another_queue_is_longer(engine):
         return batches.pop() if batches else []
 
     engine.generate([short, long, long], done=lambda index, _: order.append(index), more=more)
-    assert order == [0, 1, 2, 3] and counts[0] == 1
+    assert sorted(order) == [0, 1, 2, 3] and order[0] == 0 and counts[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("more_first", "expected"),
+    [
+        (True, [0, 1, 2, 8, 9, 10, 3, 4, 5, 11, 12, 13, 6, 7, 14, 15]),
+        (False, list(range(16))),
+    ],
+)
+def test_more_requests_continue_programs_and_come_first(engine, more_first, expected):
+    """Eight programs send two requests of one token each, i and i + 8, to an engine of 3 rows."""
+    requests = [ask(text(3 + i, i), max_tokens=1) for i in range(16)]
+    sent, order, responses = list(range(8)), [], {}
+
+    def done(index, response):
+        order.append(sent[index])
+        responses[sent[index]] = response
+
+    def more():
+        new = [i + 8 for i in order if i < 8 and i + 8 not in sent]
+        sent.extend(new)
+        return [requests[i] for i in new]
+
+    engine.serve(requests[:8], done, more, more_first=more_first)
+    assert order == expected
+    together = engine.generate(requests)
+    assert [numbers(responses[i]) for i in range(16)] == [numbers(r) for r in together]
+
+
+def test_ended_rows_are_replaced_before_the_chunk_ends(engine, monkeypatch):
+    """Chunks have 8 steps; seven answers of one token are decoded beside a long answer."""
+    requests = [ask(text(9, i), max_tokens=1 if i else 24) for i in range(8)]
+    decode, idle, least = steps.decode, [], []
+
+    def noted(config, weights, cache, rows, *rest, **fields):
+        least.append(int(fields["least"]))
+        cache, out = decode(config, weights, cache, rows, *rest, **fields)
+        rows_TB, tokens_TB = np.asarray(out["row"]), np.asarray(out["token"])
+        active = [len(set(r[t >= 0])) for r, t in zip(rows_TB, tokens_TB, strict=True)]
+        idle.append(sum((rows.remaining_B > 0).sum() - count for count in active if count))
+        return cache, out
+
+    def until_chunk_ends(*args, **fields):
+        return noted(*args, **{**fields, "least": np.int32(1)})
+
+    monkeypatch.setattr(steps, "decode", noted)
+    responses, early = engine.generate(requests), sum(idle)
+    assert idle[:3] == [0, 0, 0] and least[:4] == [3, 3, 3, 1]  # no request waits for the fourth
+    idle.clear()
+    monkeypatch.setattr(steps, "decode", until_chunk_ends)
+    complete = engine.generate(requests)
+    assert [numbers(r) for r in responses] == [numbers(r) for r in complete]
+    assert 2 * early < sum(idle)
 
 
 @pytest.mark.parametrize("done", [0, 1, 63, 64, 100, 250])
