@@ -277,6 +277,7 @@ def forward_cached(
     tables_BN: jax.Array | None,
     *,
     branch: int = 0,
+    is_start: bool = False,
     totals_B: jax.Array | None = None,
     adapter: Adapter | None = None,
     lora: LoraOptions = DEFAULT_LORA,
@@ -294,6 +295,7 @@ def forward_cached(
         row's pages, or to a page that does not exist, are dropped.
       branch: if above 0, the new tokens of a row are alternative branches of this length. Each
         branch continues from the cached tokens and does not attend to the other branches.
+      is_start: whether every row starts at position 0, so that cuDNN need not read cached keys.
       totals_B: int32 length of each row's text, of which the new tokens may be a part; it matters
         only with `DecoderConfig.rope_switch`. None means that the text ends with the new tokens.
       adapter: LoRA factors with unstacked layers.
@@ -307,6 +309,7 @@ def forward_cached(
     length = size if tables_BN is None else tables_BN.shape[1] * size
     slots_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
     branches = Branches(start_B, branch) if branch else None
+    fused = config.attention == "cudnn" and tokens_BT.shape[1] > 1
     distance_BTS = attention.distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     totals_B = positions_BT[:, -1] + 1 if totals_B is None else totals_B
@@ -331,13 +334,41 @@ def forward_cached(
             mixed_BTNH = paged_cache.attend_pages(
                 config.scoring, q_BTNH, keys[i], values[i], tables_BN, slots_BT, window, branches
             )
+        elif fused and is_start and not config.windowed:
+            mixed_BTNH = _attend_new(config, q_BTNH, *new)
         else:
             cached = keys[i], values[i]
             if tables_BN is not None:
                 cached = paged_cache.read_pages(*cached, tables_BN)
             k_BKHS, v_BKSH = map(paged_cache.unpack, cached)
-            mixed_BTNH = attention.attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, mask_BTS)
+            if fused:
+                mixed_BTNH = _attend_cached(config, q_BTNH, k_BKHS, v_BKSH, slots_BT, mask_BTS)
+            else:
+                mixed_BTNH = attention.attend(config.scoring, q_BTNH, k_BKHS, v_BKSH, mask_BTS)
         x_BTD = block.after_attention(x_BTD, mixed_BTNH)
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None
     return hidden_BTD, {"k": tuple(keys), "v": tuple(values)}, (q_BTNH, mask_BTS)
+
+
+def _attend_new(config, q_BTNH, k_BTKH, v_BTKH):
+    """Causal attention among new tokens at the start of a text, with cuDNN."""
+    return jax.nn.dot_product_attention(
+        q_BTNH, k_BTKH, v_BTKH, scale=config.score_scale, is_causal=True, implementation="cudnn"
+    )
+
+
+def _attend_cached(config, q_BTNH, k_BKHS, v_BKSH, slots_BT, mask_BTS):
+    """Attention of several tokens to cached tokens, with cuDNN."""
+    k_BSKH, v_BSKH = k_BKHS.transpose(0, 3, 1, 2), v_BKSH.transpose(0, 2, 1, 3)
+    # cuDNN adds the mask to the scores, so that NaN in unwritten slots or foreign pages would last.
+    written_BS = jnp.arange(k_BSKH.shape[1]) <= slots_BT[:, -1:]
+    k_BSKH = jnp.where(written_BS[:, :, None, None], k_BSKH, 0)
+    return jax.nn.dot_product_attention(
+        q_BTNH,
+        k_BSKH,
+        v_BSKH,
+        mask=mask_BTS[:, None],
+        scale=config.score_scale,
+        implementation="cudnn",
+    )

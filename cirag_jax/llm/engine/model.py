@@ -90,6 +90,7 @@ class PagedDecoder:
         if allocation is None:
             return None
         allocations.append(allocation)
+        has_start_program = self.config.attention == "cudnn"
         with self.on_mesh():
             for start, size in grid:
                 if start < allocation.reused:
@@ -103,6 +104,7 @@ class PagedDecoder:
                     np.int32(start),
                     np.int32(total),
                     lora=self.lora,
+                    is_start=has_start_program and start == 0,
                 )
         store.allocator.tree.insert(keys, allocation.pages)
         return allocation

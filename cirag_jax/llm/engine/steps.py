@@ -108,7 +108,9 @@ def uses_contiguous_cache(config: DecoderConfig) -> bool:
     return config.attention != "transposed"
 
 
-def _extend(config, weights, cache, table_N, tokens_T, start, total, lora, branch=0):
+def _extend(
+    config, weights, cache, table_N, tokens_T, start, total, lora, branch=0, is_start=False
+):
     hidden_BTD, cache, _ = decoder.forward_cached(
         config,
         weights.params,
@@ -117,6 +119,7 @@ def _extend(config, weights, cache, table_N, tokens_T, start, total, lora, branc
         cache,
         table_N[None],
         branch=branch,
+        is_start=is_start,
         totals_B=jnp.asarray(total)[None],
         adapter=weights.adapter,
         lora=lora,
@@ -124,7 +127,7 @@ def _extend(config, weights, cache, table_N, tokens_T, start, total, lora, branc
     return hidden_BTD[0], cache
 
 
-@functools.partial(jax.jit, static_argnames=("config", "lora"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "lora", "is_start"), donate_argnames="cache")
 def prefill(
     config: DecoderConfig,
     weights: Weights,
@@ -135,12 +138,16 @@ def prefill(
     total: Array | np.integer,
     *,
     lora: LoraOptions,
+    is_start: bool = False,
 ) -> Cache:
     """Caches keys and values of ``tokens_T``, from position ``start`` on, in pages ``table_N``.
 
-    ``total`` is the length of the whole text; see `decoder.forward_cached`.
+    ``total`` is the length of the whole text, and ``is_start`` allows a faster program if ``start``
+    is 0; see `decoder.forward_cached`.
     """
-    return _extend(config, weights, cache, table_N, tokens_T, start, total, lora)[1]
+    return _extend(
+        config, weights, cache, table_N, tokens_T, start, total, lora, is_start=is_start
+    )[1]
 
 
 @functools.partial(jax.jit, static_argnames=("config", "lora", "details"), donate_argnames="cache")

@@ -196,6 +196,34 @@ def test_interruption_leaves_engine_usable(engine, caching_engine, monkeypatch, 
     assert [r.text for r in caching_engine.generate(mixed_requests())] == expected
 
 
+@pytest.mark.parametrize("is_start", [True, False])
+def test_prefill_on_gpus_uses_cudnn(monkeypatch, is_start):
+    """The first call of a prompt has a causal kernel, and later calls have one with a mask."""
+    checks = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
+    monkeypatch.setattr(checks, lambda: 91002)  # not installed on a CPU
+    types = {"dtype": "bfloat16", "param_dtype": "bfloat16", "attention": "cudnn"}
+    config = DecoderConfig(64, 32, 2, 4, 2, 16, 48, 4096, **types)
+
+    def arrays():
+        params = decoder_params.unstack_layers(tiny_decoder.random_params(config))
+        return steps.Weights(params, None), decoder.empty_cache(config, 8, 128)
+
+    table_N, tokens_T, start = np.arange(4, dtype=np.int32), np.zeros(128, np.int32), np.int32(0)
+    traced = steps.prefill.trace(
+        config,
+        *jax.eval_shape(arrays),
+        table_N,
+        tokens_T,
+        start,
+        start,
+        lora=DEFAULT_LORA,
+        is_start=is_start,
+    )
+    program = traced.lower(lowering_platforms=("cuda",)).as_text()
+    kernel, other = "__cudnn$fmhaSoftmax", "__cudnn$fmhaScaleBiasSoftmax"
+    assert (kernel in program, other in program) == (is_start, not is_start)
+
+
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 def test_programs_do_not_copy_the_cache(stored):
     """XLA must not copy a bf16 cache to fp32 at every write."""
@@ -250,7 +278,8 @@ def test_with_options_shares_weights_and_prefixes(folder, engine):
     assert not any(response.usage.cached_tokens for response in separate.generate(sent))
     shorter = first.with_options(dataclasses.replace(first.options, context=256))
     longer = shorter.with_options(first.options)
-    assert shorter._model.store is longer._model.store is first._model.store is not separate._store
+    stores = [each._model.store for each in (shorter, longer, first)]
+    assert stores == [first._model.store] * 3 and separate._model.store not in stores
     assert first.with_options(wider)._model.store is first._model.store
     widest = dataclasses.replace(wider, batch_size=5)
     assert first.with_options(widest)._model.store is not first._model.store
