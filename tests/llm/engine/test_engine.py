@@ -122,19 +122,21 @@ def test_more_is_not_called_while_another_queue_is_longer(engine):
 def test_more_requests_continue_programs_and_come_first(engine, more_first, expected):
     """Eight programs send two requests of one token each, i and i + 8, to an engine of 3 rows."""
     requests = [ask(text(3 + i, i), max_tokens=1) for i in range(16)]
-    sent, order, responses = list(range(8)), [], {}
+    sent, order, responses, unanswered = list(range(8)), [], {}, []
 
     def done(index, response):
         order.append(sent[index])
         responses[sent[index]] = response
 
     def more():
+        unanswered.append(len(sent) - len(order))
         new = [i + 8 for i in order if i < 8 and i + 8 not in sent]
         sent.extend(new)
         return [requests[i] for i in new]
 
     engine.serve(requests[:8], done, more, more_first=more_first)
     assert order == expected
+    assert max(unanswered) == (8 if more_first else 2)  # two rows of three are busy
     together = engine.generate(requests)
     assert [numbers(responses[i]) for i in range(16)] == [numbers(r) for r in together]
 
