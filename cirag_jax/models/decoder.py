@@ -309,7 +309,9 @@ def forward_cached(
     length = size if tables_BN is None else tables_BN.shape[1] * size
     slots_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
     branches = Branches(start_B, branch) if branch else None
-    fused = config.attention == "cudnn" and tokens_BT.shape[1] > 1
+    # On several devices, cuDNN needs equal shardings of queries and cached keys.
+    fused = config.attention == "cudnn" and jax.sharding.get_abstract_mesh().size <= 1
+    fused = fused and tokens_BT.shape[1] > 1
     distance_BTS = attention.distances(slots_BT, jnp.arange(length, dtype=jnp.int32), branches)
     positions_BT = slots_BT if branches is None else slots_BT - branches.skipped(slots_BT)
     totals_B = positions_BT[:, -1] + 1 if totals_B is None else totals_B
