@@ -480,8 +480,7 @@ def _with_added_mask(attention, *arrays, implementation, mask=None, **options):
     return attention(*arrays, implementation="xla", bias=bias, **options)
 
 
-@pytest.mark.parametrize("windows", [(0, 0), (0, 6)])
-@pytest.mark.parametrize("branch", [0, 4])
+@pytest.mark.parametrize(("windows", "branch"), [((0, 0), 0), ((0, 6), 4)])
 def test_forward_cached_with_cudnn_equals_xla(monkeypatch, windows, branch):
     """A text in two calls, of which the first reads no cached keys if no layer has a window."""
     attend, calls = jax.nn.dot_product_attention, []
