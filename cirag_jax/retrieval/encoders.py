@@ -17,10 +17,12 @@ import numpy as np
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.identity import of_packages
 from cirag_jax.io import cache_folder, is_training_workdir, read_object, say, write_json
+from cirag_jax.models.encoder import EncoderConfig
 from cirag_jax.models.io.fingerprint import hash_small_files
 from cirag_jax.models.io.pretrained import TextEncoder, check_dimensions
 from cirag_jax.models.io.tensor_files import check_finite
 from cirag_jax.models.io.text_prefixes import declared_prefixes, instruction, prefixes_of
+from cirag_jax.models.precision import round_weights
 from cirag_jax.retrieval.encode import Progress, encode
 from cirag_jax.retrieval.search import save_array
 from cirag_jax.types import ROLES, Config, PositiveInt, Role
@@ -69,6 +71,9 @@ class FlaxEncoder:
         passage_max_length: int | None = None,
         mesh: jax.sharding.Mesh | None = None,
     ):
+        if isinstance(encoder.config, EncoderConfig):  # Otherwise, every batch would round them.
+            state = round_weights(encoder.state, encoder.config.dtype)
+            encoder = dataclasses.replace(encoder, state=state)
         self._encoder = encoder
         self._mesh = mesh
         query, passage = (n or encoder.max_length for n in (query_max_length, passage_max_length))

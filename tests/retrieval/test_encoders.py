@@ -11,9 +11,10 @@ from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.export import export_sentence_transformers
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
+from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval import encoders
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.retrieval.encoders import MemoizingEncoder, open_encoder_for
+from cirag_jax.retrieval.encoders import FlaxEncoder, MemoizingEncoder, open_encoder_for
 from configs import retrievers
 from tests import tiny
 
@@ -51,6 +52,21 @@ def test_flax_encoder_uses_prefix_and_limit_of_each_role(model):
     assert encoder.identity["query_prefix"] == "the "
     assert encoder.identity["passage_max_length"] == 9
     json.dumps(encoder.identity)
+
+
+def test_flax_encoder_rounds_weights_once(model, monkeypatch):
+    plain = load_encoder(str(model), dtype="bfloat16")
+    expected = encode(plain, None, _TEXTS)  # Every batch rounds.
+    given = set()
+    apply = encode_lib._apply
+
+    def watched(graphdef, passage, state, *rest):
+        given.update(str(x.dtype) for x in jax.tree.leaves(state["layers"][0]["up_kernel"]))
+        return apply(graphdef, passage, state, *rest)
+
+    monkeypatch.setattr(encode_lib, "_apply", watched)
+    np.testing.assert_array_equal(FlaxEncoder(plain).encode(_TEXTS), expected)
+    assert given == {"bfloat16"}
 
 
 def test_sentence_transformers_encoder_gives_the_same_vectors(model, tmp_path):
