@@ -52,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", nargs="+", help="folders; the built-in dataset by default")
     parser.add_argument("--checkpoint", required=True, help="workdir of configs/aligner.py:linked")
+    parser.add_argument("--dtype", default="float32", help="of the encoder: float32 | bfloat16")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--passages", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=4)
@@ -92,7 +93,7 @@ def compare(options: Any) -> dict[str, Any]:
     sources = [(d, passage) for d in datasets for passage in d.corpus.values()][: options.passages]
     passages = tuple(passage for _, passage in sources)
     texts = [[unit.text for unit in units_of(d, p.id, head.units)] for d, p in sources]
-    encoder, _ = open_encoder(options.checkpoint)
+    encoder, _ = open_encoder(options.checkpoint, dtype=options.dtype)
     embedder = _Embedder(FlaxEncoder(encoder, query_max_length=256, passage_max_length=128))
     start = time.monotonic()
     unit_index = UnitIndex(texts, embedder)
