@@ -321,6 +321,22 @@ def build_batch(
     )
 
 
+def tokenize_once(tokenize: Tokenize) -> Tokenize:
+    """Returns ``tokenize`` with a memory: each distinct text of a role is tokenized once.
+
+    Ids are stored as bytes, because a NumPy array of a few numbers takes three times the memory.
+    """
+    known: dict[str, dict[str, bytes]] = {"query": {}, "passage": {}}
+
+    def call(texts: Sequence[str], role: Literal["query", "passage"]) -> list[np.ndarray]:
+        ids = known[role]
+        unknown = [text for text in dict.fromkeys(texts) if text not in ids]
+        ids.update(zip(unknown, (row.tobytes() for row in tokenize(unknown, role)), strict=True))
+        return [np.frombuffer(ids[text], np.int32) for text in texts]
+
+    return call
+
+
 def _counts(
     examples: Sequence[Example], candidates: dict[str, int], layout: Layout, group_of: Sequence[int]
 ) -> np.ndarray:
@@ -438,7 +454,8 @@ def batches(
 ) -> grain.DatasetIterator:
     """Returns an endless iterator over batches, reshuffled in every epoch; its state is JSON.
 
-    With ``epoch="prefixes"``, an epoch has one example for every prefix of every chain.
+    With ``epoch="prefixes"``, an epoch has one example for every prefix of every chain. Each
+    distinct text is tokenized once.
 
     A batch has ``layout.num_queries // sampling.prefixes_per_question`` questions, divided evenly
     over the groups, because chains may have fewer prefixes than requested. ``prefix_pools`` has an
@@ -448,6 +465,7 @@ def batches(
         num_examples(chains, epoch), layout.num_queries, sampling.prefixes_per_question
     )
     items = zip(chains, pools, prefix_pools or [()] * len(chains), strict=True)
+    tokenize = tokenize_once(tokenize)
     source = [
         (*item, length)
         for item in items

@@ -1,10 +1,12 @@
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from cirag_jax.datasets.chains import Chain, Unit
 from cirag_jax.errors import UserError
+from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data.pools import (
     Example,
     Layout,
@@ -140,22 +142,21 @@ def test_sample_annotation_order_draws_uniformly_from_all_combinations():
         assert {len(list(_draws(chain, sampling, 1)))} == {most}
 
 
+def _queries(batch, layout):
+    """Returns the token ids of all queries of a batch."""
+    rows = (zip(*chunk[:3], strict=True) for chunk in batch.chunks)
+    return [ids[mask > 0] for chunk in rows for ids, mask, row in chunk if row < layout.num_queries]
+
+
 def test_batches_epoch_of_prefixes_visits_every_prefix_once():
     chains = [BRIDGE, dataclasses.replace(BRIDGE, question_id="r", question="other")]
     layout = dataclasses.replace(LAYOUT, num_queries=2, num_candidates=6)
-    asked = []
-
-    def record(texts, role):
-        asked.extend(texts if role == "query" else ())
-        return tokenize(texts, role)
-
-    settings = (Sampling(1, 1, order="printed"), layout, record, 0, 0)
+    settings = (Sampling(1, 1, order="printed"), layout, tokenize, 0, 0)
     iterator = batches(chains, [POOL] * 2, "triple", *settings, epoch="prefixes")
-    for _ in range(6):  # two epochs
-        next(iterator)
+    visited = [tuple(ids) for _ in range(6) for ids in _queries(next(iterator), layout)]
     assert num_examples(chains, "prefixes") == 6 and num_examples(chains, "questions") == 2
-    for start in (0, 6):
-        assert len(set(asked[start : start + 6])) == 6
+    for start in (0, 6):  # two epochs
+        assert len(set(visited[start : start + 6])) == 6
     with pytest.raises(UserError, match="but there are only 3"):
         batches(
             [BRIDGE], [POOL], "triple", Sampling(1, 1), LAYOUT, tokenize, 0, 0, epoch="prefixes"
@@ -351,6 +352,25 @@ def test_rows_per_chunk_depend_on_devices_and_texts():
     rows = {num_texts: rows_per_chunk(8, num_texts, layout) for num_texts in (1, 8, 9, 16, 17, 99)}
     assert rows == {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 99: 32}
     assert rows_per_chunk(64, 1, layout) == 8  # Longer than chunk_tokens, so one row per device.
+
+
+def test_batches_tokenize_each_text_of_a_role_once(monkeypatch):
+    asked = []
+
+    def record(texts, role):
+        asked.extend((text, role) for text in texts)
+        return tokenize([f"{role} {text}" for text in texts], role)
+
+    def draw():
+        settings = (Sampling(2, 2), LAYOUT, record, 0, 0)
+        iterator = batches([BRIDGE, COMPARISON], [POOL] * 2, "triple", *settings)
+        return [next(iterator) for _ in range(8)]
+
+    cached = draw()
+    assert len(asked) == len({*asked}) and {role for _, role in asked} == {"query", "passage"}
+    monkeypatch.setattr(pools_lib, "tokenize_once", lambda tokenize: tokenize)
+    jax.tree.map(np.testing.assert_array_equal, cached, draw())
+    assert len(asked) > len({*asked})
 
 
 def _iterator(seed=0, prefixes=2):
