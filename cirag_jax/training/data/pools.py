@@ -25,6 +25,9 @@ from cirag_jax.models.pooling import UNPOOLED
 from cirag_jax.retrieval.buckets import smallest_bucket
 from cirag_jax.types import Dataset, Question
 
+# Chunks are halved while their texts fit, down to about this number of tokens per device.
+_SMALLEST_CHUNK = 2048
+
 # Practically endless; with endless repetition, batches of size one overflow Grain's counter.
 _EPOCHS = 1 << 32
 
@@ -403,11 +406,13 @@ def rows_per_chunk(length: int, num_texts: int, layout: Layout) -> int:
     """Returns the number of rows of a chunk, over all devices, for ``num_texts`` texts of a bucket.
 
     It is the capacity of all devices, halved while all texts still fit, down to about the capacity
-    of one device. This limits both the number of compiled sizes and the padding.
+    of one device or `_SMALLEST_CHUNK` per device. This limits both the number of compiled sizes and
+    the padding.
     """
     devices = layout.device_groups
     most = max(layout.chunk_tokens // length, 1)
-    sizes = [devices * (most >> halved) for halved in range(devices.bit_length())]
+    halvings = max(devices, layout.chunk_tokens // _SMALLEST_CHUNK).bit_length()
+    sizes = [devices * (most >> halved) for halved in range(halvings)]
     return min((size for size in sizes if size >= num_texts), default=sizes[0])
 
 

@@ -352,6 +352,10 @@ def test_rows_per_chunk_depend_on_devices_and_texts():
     rows = {num_texts: rows_per_chunk(8, num_texts, layout) for num_texts in (1, 8, 9, 16, 17, 99)}
     assert rows == {1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 99: 32}
     assert rows_per_chunk(64, 1, layout) == 8  # Longer than chunk_tokens, so one row per device.
+    # Large chunks are halved on one device, too, down to 2,048 tokens.
+    layout = dataclasses.replace(LAYOUT, chunk_tokens=16384)
+    rows = {num_texts: rows_per_chunk(128, num_texts, layout) for num_texts in (1, 16, 17, 65, 999)}
+    assert rows == {1: 16, 16: 16, 17: 32, 65: 128, 999: 128}
 
 
 def test_batches_tokenize_each_text_of_a_role_once(monkeypatch):
