@@ -174,6 +174,12 @@ def constrain_lookup(x_BTD: jax.Array) -> jax.Array:
     return constrain(x_BTD, "batch", "length", "act_embed")
 
 
+def tensor_ways() -> int:
+    """Returns over how many devices the compiler splits heads and features."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape["tensor"] if "tensor" in mesh.auto_axes else 1
+
+
 def multiply_columns(
     multiply: Callable[[jax.Array, jax.Array], jax.Array],
     x: jax.Array,
@@ -188,8 +194,7 @@ def multiply_columns(
     def products(x: jax.Array, *kernels: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(multiply(x, kernel) for kernel in kernels)
 
-    mesh = jax.sharding.get_abstract_mesh()
-    ways = mesh.shape["tensor"] if "tensor" in mesh.auto_axes else 1
+    ways = tensor_ways()
     if ways > 1 and len(kernels) > 1 and not any(k.shape[-1] % ways for k in kernels):
         columns = [PartitionSpec(*(None,) * (each.ndim - 1), "tensor") for each in (x, *kernels)]
         products = jax.shard_map(

@@ -30,6 +30,7 @@ from cirag_jax.models.layers import (
     feed_forward,
     layer_norm,
     linear,
+    linear_parts,
     split_features,
 )
 from cirag_jax.models.pooling import Pooling
@@ -158,7 +159,7 @@ def choose_attention(
 def layer_parameters(config: EncoderConfig) -> ShapesAndAxes:
     """Returns shape and logical axes of each parameter of one layer.
 
-    Queries, keys and values share one kernel, so that one product replaces three.
+    Queries, keys and values share one kernel, see `_project`.
     """
     d, n, h, f = config.d_model, config.num_heads, config.head_dim, config.d_ff
     up, up_axes = ((2, f), (None, "mlp")) if config.gated else ((f,), ("mlp",))
@@ -517,10 +518,7 @@ def _transform(config, p, x_BTD, task_B):
 def _attention(config, p, hidden_BTD, context, place, key):
     """Multi-head self-attention with output projection, before dropout and residual."""
     mask_BT, bias_NTS, tables, task_B = context
-    qkv_BT3NH = linear(hidden_BTD, p["qkv_kernel"], p.get("qkv_bias"))
-    qkv_BT3NH = _add_task(config, p, "qkv", hidden_BTD, qkv_BT3NH, task_B)
-    # The gradient of a split is one concatenation; the gradient of three slices is a padded sum.
-    q_BTNH, k_BSNH, v_BSNH = (part.squeeze(2) for part in jnp.split(qkv_BT3NH, 3, axis=2))
+    q_BTNH, k_BSNH, v_BSNH = _project(config, p, hidden_BTD, task_B)
     if tables is not None:
         index = 0 if place.rope is None else place.rope
         q_BTNH, k_BSNH = (
@@ -558,6 +556,22 @@ def _attention(config, p, hidden_BTD, context, place, key):
         )
     y_BTD = linear(mixed_BTNH, p["out_kernel"], p.get("out_bias"))
     return _add_task(config, p, "out", mixed_BTNH, y_BTD, task_B)
+
+
+def _project(config, p, hidden_BTD, task_B):
+    """Returns queries, keys and values, ``BTNH`` each.
+
+    ``transposed`` attention copies them, so one product for all three is faster. Other attention
+    reads them as they are. On devices of a tensor group, three products would exchange the gradient
+    of the input three times.
+    """
+    kernel, bias = p["qkv_kernel"], p.get("qkv_bias")
+    if config.attention != "transposed" and task_B is None and sharding.tensor_ways() == 1:
+        return linear_parts(hidden_BTD, kernel, bias)
+    qkv_BT3NH = linear(hidden_BTD, kernel, bias)
+    qkv_BT3NH = _add_task(config, p, "qkv", hidden_BTD, qkv_BT3NH, task_B)
+    # The gradient of a split is one concatenation; the gradient of three slices is a padded sum.
+    return (part.squeeze(2) for part in jnp.split(qkv_BT3NH, 3, axis=2))
 
 
 def _combine(mask_BT, near_TS):

@@ -113,6 +113,42 @@ def _kernel_gradient(weight: Weight, bias: Any, x: jax.Array, dy: jax.Array) -> 
 linear.defvjp(_linear_forward, _linear_backward)
 
 
+@jax.custom_vjp
+def linear_parts(x: jax.Array, kernel: Weight, bias: Weight | None) -> tuple[jax.Array, ...]:
+    """Returns P outputs of `linear`, for a kernel ``[D, P, *O]`` and a bias ``[P, *O]``.
+
+    Each output has its own products, forward and backward, so it is contiguous. Splitting the
+    output of one product would copy all outputs, and all their gradients in the backward pass.
+    """
+    return _linear_parts_forward(x, kernel, bias)[0]
+
+
+def _linear_parts_forward(x, kernel, bias):
+    residuals = (x, precision.residual_of(kernel), _presence(bias))
+    kernel = precision.weight_value(kernel)
+    bias = None if bias is None else precision.weight_value(bias)
+    outputs = tuple(
+        linear(x, kernel[:, part], None if bias is None else bias[part])
+        for part in range(kernel.shape[1])
+    )
+    return outputs, residuals
+
+
+def _linear_parts_backward(residuals, dys):
+    x, weight, bias = residuals
+    kernel = precision.weight_value(weight)
+    dx = sum(_input_gradient(kernel[:, part], dy) for part, dy in enumerate(dys))
+    parts = [_kernel_gradient(kernel[:, part], bias, x, dy) for part, dy in enumerate(dys)]
+    dkernels, dbiases = zip(*parts, strict=True)
+    dkernel = precision.cotangent_of(weight, jnp.stack(dkernels, axis=1))
+    if bias is None:
+        return dx, dkernel, None
+    return dx, dkernel, precision.cotangent_of(weight, jnp.stack(dbiases))
+
+
+linear_parts.defvjp(_linear_parts_forward, _linear_parts_backward)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def feed_forward(act, x_BTD, up_DF, up_bias_F, down_FD, down_bias_D):
     """Two linear layers with an activation between them; biases may be None.

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import math
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,7 @@ from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.models.io.pretrained import load_encoder, read_config
 from cirag_jax.models.pooling import embed, pool_tokens, unit_length
+from cirag_jax.models.precision import Rounded
 from tests.tiny import random_encoder
 
 TINY = EncoderConfig(101, 32, 2, 4, 64, max_positions=40, attention="transposed")
@@ -230,6 +234,53 @@ def test_linear_and_feed_forward_gradients_equal_autodiff():
         actual = jax.jit(jax.grad(lambda *a, f=function: f(*a).sum(), range(5)))(*arguments)
         for a, b in zip(actual, expected, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_linear_parts_equal_split_of_linear(rounded):
+    rng = np.random.default_rng(4)
+    x, kernel, bias, weight = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((2, 3, 8), (8, 3, 2, 4), (3, 2, 4), (3, 2, 3, 2, 4))
+    )
+
+    def split(*arguments):
+        return jnp.unstack(layers.linear(*arguments), axis=2)
+
+    def total(function, x, kernel, bias):
+        if rounded:  # The gradient of the buffers.
+            x = x.astype(jnp.bfloat16)
+            kernel, bias = (Rounded(y.astype(x.dtype), y) for y in (kernel, bias))
+        return (jnp.stack(function(x, kernel, bias)).astype(jnp.float32) * weight).sum()
+
+    def differentiate(function):
+        return jax.jit(jax.value_and_grad(functools.partial(total, function), range(3)))(
+            x, kernel, bias
+        )
+
+    (value, actual), (wanted, expected) = map(differentiate, (layers.linear_parts, split))
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    for a, b in zip(actual, expected, strict=True):
+        # In bfloat16, the gradient of the input is a rounded sum of rounded parts.
+        np.testing.assert_allclose(a, b, atol=0.1 if rounded and a is actual[0] else 1e-5)
+        assert a.any()
+
+
+def test_encoder_queries_keys_and_values_are_not_split_copies():
+    """No array has all three; `transposed` attention shows that they would be seen."""
+    tokens_BT, mask_BT = batch(rows=3, length=7)
+    count = 3 * 3 * 7 * TINY.d_model  # differs from the size of every other array
+
+    def arrays_of_all_three(attention):
+        config = dataclasses.replace(TINY, num_layers=1, attention=attention)
+        graphdef, state = random_encoder(config, 0)
+        loss = jax.value_and_grad(lambda s: embed(graphdef, s, tokens_BT, mask_BT).sum())
+        options: Any = {"xla_backend_optimization_level": "0"}
+        text = jax.jit(loss).lower(state).compile(compiler_options=options).as_text()
+        shapes = re.findall(r"f32\[([\d,]+)\]", text)
+        return [dims for dims in shapes if math.prod(map(int, dims.split(","))) == count]
+
+    assert arrays_of_all_three("transposed") and not arrays_of_all_three("xla")
 
 
 def test_layer_norm_gradient_equals_autodiff():
