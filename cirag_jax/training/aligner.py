@@ -5,12 +5,13 @@ The aligner ranks units: triples, sentences or passages.
 
 import collections
 import dataclasses
+import functools
 import math
 import operator
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -210,33 +211,67 @@ def train_step(
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
     """Runs one optimizer step on a global batch; call it under ``jax.set_mesh(mesh)``.
 
-    Donates ``state``. ``run`` calls the compiled functions, see `rehearsal`. ``frozen`` are the
-    parameters that are not trained.
+    Donates ``state``. A batch of one chunk is one program, if its activations may be stored; this
+    saves the gradients' way from program to program. ``run`` calls the compiled functions, see
+    `rehearsal`. ``frozen`` are the parameters that are not trained.
 
     Returns:
       The new state, and metrics as device scalars: loss, accuracy, mean score of the positives, and
       norms of gradient, update and parameters.
     """
-    key = None
-    if config.model.dropout > 0 or config.model.lora.dropout > 0:
-        key = run(jax.random.fold_in, state.key, state.step)
     params: Any = state.params
     limit = math.inf if config.activations_gib is None else config.activations_gib * 2**30
-    keep_bytes = limit if config.keep_activations else 0.0
-    loss, metrics, gradient = gradient_cache.loss_and_gradient(
-        graphdef,
-        params,
-        place_batch(batch, mesh),
-        frozen,
+    settings = _StepSettings(
         temperature=config.temperature,
         width=embedding_size(graphdef, *filter(None, (params, frozen))),
         dtype=config.model.dtype,
+        drops_units=config.model.dropout > 0 or config.model.lora.dropout > 0,
+        keep_bytes=limit if config.keep_activations else 0.0,
+    )
+    batch = place_batch(batch, mesh)
+    key = state.key if settings.drops_units else None
+    if gradient_cache.is_one_program(
+        graphdef, params, batch, frozen, settings.width, key, settings.keep_bytes
+    ):
+        settings = settings._replace(keep_bytes=math.inf)
+        return run(compiled_step(mesh.size > 1), graphdef, tx, settings, state, batch, frozen)
+    return _step(graphdef, tx, settings, state, batch, frozen, run)
+
+
+class _StepSettings(NamedTuple):
+    """Settings of a step; see `gradient_cache.loss_and_gradient`."""
+
+    temperature: float
+    width: int
+    dtype: str
+    drops_units: bool
+    keep_bytes: float
+
+
+def _step(graphdef, tx, settings, state, batch, frozen, run=operator.call):
+    key = run(jax.random.fold_in, state.key, state.step) if settings.drops_units else None
+    loss, metrics, gradient = gradient_cache.loss_and_gradient(
+        graphdef,
+        state.params,
+        batch,
+        frozen,
+        temperature=settings.temperature,
+        width=settings.width,
+        dtype=settings.dtype,
         dropout_key=key,
-        keep_bytes=keep_bytes,
+        keep_bytes=settings.keep_bytes,
         run=run,
     )
     state, norms = run(_apply_gradient, tx, state, gradient, loss)
     return state, {"loss": loss, **metrics, **norms}
+
+
+@functools.cache
+def compiled_step(exchanges: bool) -> Any:
+    """Returns `_step` as one program; ``exchanges`` is whether several devices run it."""
+    # XLA overlaps exchanges with other work only with this scheduler, which is off by default.
+    options = {"xla_gpu_enable_latency_hiding_scheduler": True} if exchanges else None
+    return jax.jit(_step, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options)
 
 
 _apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)

@@ -6,7 +6,8 @@ table's gradient. The result is the gradient of the full batch, including in-bat
 the memory of one chunk (Gao et al., 2021, "Scaling deep contrastive learning batch size under
 memory limited setup").
 
-The forward pass of a chunk runs twice, unless its activations fit into memory.
+The forward pass of a chunk runs twice, unless its activations fit into memory. If the batch is one
+chunk that fits, the trainer compiles all parts into one program (`is_one_program`).
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from cirag_jax import sharding
 from cirag_jax.models import precision
@@ -50,15 +52,16 @@ def loss_and_gradient(
     ``frozen`` are the parameters that are not trained; those that are split over fsdp stay split
     (`sharding.gather_parameter`). ``width`` is the embedding size D. ``params`` are rounded to
     ``dtype`` once. Each device may store ``keep_bytes`` of activations. ``run`` calls the compiled
-    functions, see `rehearsal`.
+    functions, see `rehearsal`; with `is_one_program`, a caller can compile this function instead.
     """
-    queries, candidates = batch.count_BC.shape
     params = sharding.gather_fsdp(precision.round_weights(params, dtype, run), run)
     params = params, nnx.State({}) if frozen is None else frozen
-    # An array without a sharding would cause a second compilation.
-    table_ND = sharding.place(
-        np.zeros((queries + candidates + 1, width), np.float32), batch.count_BC.sharding
-    )
+    if isinstance(batch.count_BC, Tracer):
+        zeros_ND = jnp.zeros(_table_shape(batch, width), jnp.float32)
+        table_ND = sharding.constrain(zeros_ND, None, None)
+    else:  # An array without a sharding would cause a second compilation.
+        zeros_ND = np.zeros(_table_shape(batch, width), np.float32)
+        table_ND = sharding.place(zeros_ND, batch.count_BC.sharding)
     keys = [
         None if dropout_key is None else run(jax.random.fold_in, dropout_key, index)
         for index in range(len(batch.chunks))
@@ -66,7 +69,8 @@ def loss_and_gradient(
     backward = []
     for chunk, key in zip(batch.chunks, keys, strict=True):
         pull, inputs = None, (graphdef, params, table_ND, chunk, key)
-        if keep_bytes > 0 and (size := _stored_bytes(*inputs)) <= keep_bytes:
+        size = _stored_bytes(*inputs) if 0 < keep_bytes < math.inf else 0
+        if keep_bytes > 0 and size <= keep_bytes:
             keep_bytes -= size
             table_ND, pull = run(_embed_and_keep, *inputs)
         else:
@@ -83,6 +87,32 @@ def loss_and_gradient(
         else:
             gradient = run(_pull, graphdef, params, gradient, gradient_ND, chunk, key)
     return loss, metrics, gradient
+
+
+def is_one_program(
+    graphdef: nnx.GraphDef,
+    params: Params,
+    batch: Batch,
+    frozen: Params | None,
+    width: int,
+    key: jax.Array | None,
+    keep_bytes: float,
+) -> bool:
+    """Returns whether a batch is one chunk, whose activations fit ``keep_bytes`` per device.
+
+    `loss_and_gradient` can then be traced into one program, with ``keep_bytes=math.inf``.
+    """
+    chunk, *others = batch.chunks
+    if others or not 0 < keep_bytes < math.inf:
+        return not others and keep_bytes > 0
+    table_ND = jax.ShapeDtypeStruct(_table_shape(batch, width), jnp.float32)
+    states = params, nnx.State({}) if frozen is None else frozen
+    return _stored_bytes(graphdef, states, table_ND, chunk, key) <= keep_bytes
+
+
+def _table_shape(batch: Batch, width: int) -> tuple[int, int]:
+    queries, candidates = batch.count_BC.shape
+    return queries + candidates + 1, width
 
 
 def _rows_and_pull(

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -18,6 +19,9 @@ from cirag_jax.training.contrastive import contrastive_loss
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data.pools import Example, Layout, build_batch
 from cirag_jax.training.rehearsal import bytes_of
+from cirag_jax.training.state import make_state
+from configs import aligner as aligner_config
+from tests import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -186,6 +190,50 @@ def test_gradient_cache_rounds_weights_once_per_step(scanned, keep_bytes):
     for x, y in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
         assert x.dtype == jnp.float32 and x.any()
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_train_step_one_chunk_is_one_program_and_equals_the_cache(devices, monkeypatch):
+    """The steps are plain gradient descent, so their updates are the gradients."""
+    config = dataclasses.replace(CONFIG, hidden_dropout=0.3, attention="xla", relative_bias=False)
+    graphdef, params = nnx.split(Encoder(config, rngs=nnx.Rngs(0)))
+    mesh = sharding.make_mesh(devices, devices=jax.devices()[:devices])
+    settings = aligner_config.quick()
+    settings.model.dropout = 0.3
+    names = []
+
+    def run(function, *arguments):
+        names.append(getattr(function, "__name__", ""))
+        return function(*arguments)
+
+    def step(batch, gib, stored=None):
+        settings.activations_gib = gib
+        if stored is not None:
+            monkeypatch.setattr(gradient_cache, "_stored_bytes", lambda *inputs: stored)
+        names.clear()
+        with jax.set_mesh(mesh):
+            tx = optax.sgd(1.0)
+            state = make_state(params, tx, 0, mesh)
+            after, metrics = aligner.train_step(graphdef, tx, state, batch, settings, mesh, run)
+        return tiny.arrays(after.params), metrics
+
+    one = _batch(devices, bucket_lengths=(16,), chunk_tokens=40 * 16)
+    assert len(one.chunks) == 1
+    whole, metrics = step(one, None)
+    assert names == ["_step"]
+    cached, cached_metrics = step(one, 0.0)
+    assert "_embed" in names and "_pull" in names
+    for x, y, before in zip(whole, cached, tiny.arrays(params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+        assert (x != before).any()
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, cached_metrics[name], rtol=1e-5, err_msg=name)
+    limit = 1 / 1024
+    for stored, expected in ((2**20, ["_step"]), (2**20 + 1, [])):
+        step(one, limit, stored)
+        assert [name for name in names if name == "_step"] == expected
+    step(_batch(devices), None)
+    assert "_step" not in names and "_embed_and_keep" in names
 
 
 def test_gradient_cache_second_forward_repeats_dropout():
