@@ -41,7 +41,7 @@ from cirag_jax.reports import tables
 from cirag_jax.retrieval.pairs import PairTokens
 from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers, policy
 from cirag_jax.training import state as state_lib
-from cirag_jax.training.data import packing, pools
+from cirag_jax.training.data import packing
 from cirag_jax.training.data.examples import Example
 from cirag_jax.training.policy import PolicyBatch
 from cirag_jax.training.rehearsal import Rehearsal, bytes_of, quick_collection
@@ -331,19 +331,8 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     model = _encoder_config(config.model.spec, config.model, aligner.make_lora(config))
     _check_heads(config, model.num_heads)
     state_lib.check_lengths(config, model.max_length, "query_max_length", "unit_max_length")
-    lengths = {"query": config.query_max_length, "passage": config.unit_max_length}
-    queries, others = layout.num_queries, layout.num_candidates - layout.num_queries
-    examples = [
-        pools.Example(
-            str(i), (f"{i} positive",), tuple(f"negative {n}" for n in range(i, others, queries))
-        )
-        for i in range(queries)
-    ]
-    batch = pools.build_batch(
-        examples,
-        layout,
-        lambda texts, kind: [np.ones(lengths[kind], np.int32)] * len(texts),
-        model.pad_id,
+    batch = aligner.longest_batch(
+        config, layout, model.pad_id, lambda length: np.ones(length, np.int32)
     )
     rehearsal = Rehearsal(mesh, bfloat16=model.dtype == "bfloat16")
     graphdef, abstract = pretrained_embedder.abstract_state(model)
@@ -356,7 +345,8 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     parts = {**base, **_parts(state, model.dtype), "batch": rehearsal.placed}
     aligner.train_step(graphdef, tx, state, batch, config, mesh, rehearsal, frozen=frozen)
 
-    attended = queries * lengths["query"] ** 2 + layout.num_candidates * lengths["passage"] ** 2
+    attended = layout.num_queries * config.query_max_length**2
+    attended += layout.num_candidates * config.unit_max_length**2
     flops = mfu.embedder_flops(model, tokens=batch.tokens, attended=attended)
     is_known = config.num_steps or config.examples
     steps = aligner.num_steps(config, config.examples or 0) if is_known else None

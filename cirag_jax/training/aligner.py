@@ -386,6 +386,26 @@ def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
     )
 
 
+def longest_batch(
+    config: Config, layout: pools_lib.Layout, pad_id: int, ids: Callable[[int], np.ndarray]
+) -> pools_lib.Batch:
+    """Returns the largest batch: distinct texts with the maximum number of tokens.
+
+    ``ids`` returns a number of int32 token ids.
+    """
+    lengths = {"query": config.query_max_length, "passage": config.unit_max_length}
+    queries, others = layout.num_queries, layout.num_candidates - layout.num_queries
+    examples = [
+        pools_lib.Example(
+            str(i), (f"{i} positive",), tuple(f"negative {n}" for n in range(i, others, queries))
+        )
+        for i in range(queries)
+    ]
+    return pools_lib.build_batch(
+        examples, layout, lambda texts, kind: [ids(lengths[kind]) for _ in texts], pad_id
+    )
+
+
 def micro_batches(config: Config) -> int:
     """Returns the number of micro-batches per step whose queries share no negatives."""
     return config.micro_batches if config.accumulation == "official" else 1

