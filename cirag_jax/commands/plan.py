@@ -206,6 +206,7 @@ def _encoder_config(
         dropout=dropout,
         attention_dropout=dropout,
         remat=settings.get("remat", False),
+        unroll=settings.get("unroll") or 1,
         platform="cpu",
     ).config
     if dimensions is not None:

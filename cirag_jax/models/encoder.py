@@ -75,6 +75,7 @@ class EncoderConfig:
       attention: see `choose_attention`.
       remat: whether the backward pass recomputes each layer.
       scan_layers: whether the parameters of all layers are stacked and run with `jax.lax.scan`.
+      unroll: layers per iteration of the scan; with all layers, there is no loop.
       pooling: how `pooling.embed` turns hidden states into one vector.
       dense: layers that `pooling.embed` applies to the pooled vector.
       dimensions: number of leading dimensions that `pooling.embed` keeps (Matryoshka representation
@@ -115,6 +116,7 @@ class EncoderConfig:
     attention: Implementation = "xla"
     remat: bool = False
     scan_layers: bool = False
+    unroll: int = 1
     pooling: Pooling = "mean"
     dense: tuple[DenseConfig, ...] = ()
     dimensions: int | None = None
@@ -330,7 +332,8 @@ class Encoder(nnx.Module):
                 return _layer(config, params, hidden_BTD, context, place, key)
 
             if config.remat:
-                layer = jax.checkpoint(layer, prevent_cse=not config.scan_layers)
+                is_loop = config.scan_layers and config.unroll < config.num_layers
+                layer = jax.checkpoint(layer, prevent_cse=not is_loop)
             return layer(params, hidden_BTD, key)
 
         places = _places(config, tokens_BT.shape[1])
@@ -342,7 +345,7 @@ class Encoder(nnx.Module):
 
             stacked = jax.tree.map(lambda *each: jnp.asarray(each), *places)
             inputs = (stacked, self.layers.arrays(config), keys)
-            hidden_BTD, _ = jax.lax.scan(step, hidden_BTD, inputs)
+            hidden_BTD, _ = jax.lax.scan(step, hidden_BTD, inputs, unroll=config.unroll)
         else:
             for index, (place, module) in enumerate(zip(places, self.layers, strict=True)):
                 key = None if keys is None else keys[index]

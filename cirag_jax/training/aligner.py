@@ -51,7 +51,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
 
     # ---- Data -----------------------------------------------------------------------------------
-    run = state_lib.identity_of(config, ("keep_activations", "activations_gib"))
+    run = state_lib.identity_of(config, ("keep_activations", "activations_gib", "model.unroll"))
     state_lib.check_same_run(workdir, run)  # Early, because mining takes long.
     datasets = state_lib.load_equally(
         lambda: load.load_datasets(config.data), state_lib.dataset_digests
@@ -82,6 +82,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         hidden_dropout=config.model.dropout,
         attention_dropout=config.model.dropout,
         remat=config.model.remat,
+        unroll=layers_per_iteration(config),
         bidirectional=config.model.bidirectional,
         lora=make_lora(config),
     )
@@ -525,6 +526,11 @@ def adapter_fields(encoder: TextEncoder) -> dict[str, Any]:
     }
 
 
+def layers_per_iteration(config: Config) -> int:
+    """Returns ``config.model.unroll``, or its default for JAX's platform."""
+    return config.model.unroll or (4 if jax.default_backend() == "gpu" else 1)
+
+
 def check_config(config: Config) -> None:
     """Raises `UserError` for invalid settings."""
     state_lib.check_training(config)
@@ -542,6 +548,7 @@ def check_config(config: Config) -> None:
     check_value("config.negatives", config.negatives, pools_lib.Negatives)
     check_value("config.order", config.order, pools_lib.Order)
     check_value("config.model.dimensions", config.model.dimensions, PositiveInt | None)
+    check_value("config.model.unroll", config.model.unroll, PositiveInt | None)
     check_value("config.epoch", config.epoch, pools_lib.Epoch)
     if config.epoch == "prefixes" and config.prefixes_per_question != 1:
         raise UserError(

@@ -331,6 +331,7 @@ def model_config(training: Config, flags: argparse.Namespace) -> encoder_lib.Enc
         dropout=model.dropout,
         attention_dropout=model.dropout,
         remat=model.remat,
+        unroll=aligner.layers_per_iteration(training),
     ).config
     if not isinstance(config, encoder_lib.EncoderConfig):
         raise UserError(f"config.model.spec={model.spec} is a decoder; see lora_step.py")

@@ -331,7 +331,8 @@ def test_encoder_remat_and_scan_keep_value_and_gradient(kind):
 
     dropping = dataclasses.replace(tiny, hidden_dropout=0.2, attention_dropout=0.1)
     value, gradient = value_and_gradient(dropping)
-    for change in ({"remat": True}, {"remat": True, "scan_layers": True}):
+    scan = {"remat": True, "scan_layers": True}
+    for change in ({"remat": True}, scan, {**scan, "unroll": 2}):
         other, other_gradient = value_and_gradient(dataclasses.replace(dropping, **change))
         assert abs(float(value - other)) < 1e-5
         for name in gradient:

@@ -384,6 +384,7 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
         ({"order": "any"}, r"config\.order='any' is not one of dependency, printed, annotation"),
         ({"query_max_length": 0}, r"config\.query_max_length=0 must be at least 3"),
         ({"dev.questions": -1}, r"config\.dev\.questions=-1 must not be negative"),
+        ({"model.unroll": 0}, r"config\.model\.unroll=0 must be at least 1"),
         ({"activations_gib": -1.0}, r"config\.activations_gib=-1\.0 must not be negative"),
         # These are settings of all trainers.
         ({"keep_checkpoints": 0}, r"config\.keep_checkpoints=0 must be at least 1"),

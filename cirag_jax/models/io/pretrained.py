@@ -170,6 +170,7 @@ def with_compute_options(
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
+    unroll: int = 1,
     platform: str | None = None,
 ) -> EncoderConfig:
     """Returns ``config`` with settings of the computation; see `load_encoder`.
@@ -192,6 +193,7 @@ def with_compute_options(
         ),
         remat=remat,
         scan_layers=config.num_layers >= 12,
+        unroll=unroll,
     )
 
 
@@ -232,6 +234,7 @@ def read_encoder_config(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
+    unroll: int = 1,
     platform: str | None = None,
 ) -> EncoderFiles:
     """Returns the complete hyper-parameters of a folder, and what they were read from.
@@ -273,6 +276,7 @@ def read_encoder_config(
         hidden_dropout=dropout,
         attention_dropout=attention_dropout,
         remat=remat,
+        unroll=unroll,
         platform=platform,
     )
     pooling = pooling or modules.pooling or text_prefixes.default_pooling(family)
@@ -293,6 +297,7 @@ def load_encoder(
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     remat: bool = False,
+    unroll: int = 1,
     bidirectional: bool | None = None,
     lora: LoraConfig | None = None,
 ) -> TextEncoder:
@@ -314,6 +319,7 @@ def load_encoder(
       hidden_dropout: dropout rate of hidden states, in calls with a dropout key.
       attention_dropout: dropout rate of attention probabilities, in calls with a dropout key.
       remat: whether the backward pass recomputes layers.
+      unroll: layers per iteration of the loop over the layers of a BERT-like encoder.
       bidirectional: whether tokens of a decoder also attend to later tokens; None is the folder's.
       lora: adds a new adapter of a decoder, to be trained.
     """
@@ -342,6 +348,7 @@ def load_encoder(
         dropout=hidden_dropout,
         attention_dropout=attention_dropout,
         remat=remat,
+        unroll=unroll,
     )
     if task_names and not any(prefixes.values()):
         prefixes |= text_prefixes.task_prefixes(raw, task_names)
