@@ -60,6 +60,9 @@ def base() -> Any:
     # Chains of triples: a workdir of configs/chains.py or KiRAG's train_aligner.json, or a tuple of
     # them; null derives chains from annotations.
     config.data.chains = placeholder(object)
+    # Relative number of questions drawn from each folder of data.dir, such as (2,1,1); null draws
+    # every question equally often. The length of an epoch stays the same.
+    config.data.weights = placeholder(object)
     # Dev questions of each folder: questions of another split or fold, or else held-out training
     # questions, the last `questions` of a seeded permutation.
     config.dev = ConfigDict()

@@ -58,7 +58,7 @@ def with_triples(dataset: Dataset, data: Config, *, on_request: bool = False) ->
 
 def load_datasets(data: Config) -> tuple[Dataset, ...]:
     """Loads ``data.dir``, which may be a tuple of folders; see `load_dataset`."""
-    return tuple(load_dataset(of_folder(data, folder)) for folder in _folders(data))
+    return tuple(load_dataset(of_folder(data, folder)) for folder in folders_of(data))
 
 
 def of_folder(
@@ -71,7 +71,7 @@ def of_folder(
 
     The folders are those of ``data.dir``, or else ``folders``, which come from ``field``.
     """
-    folders = _folders(data) if folders is None else tuple(folders)
+    folders = folders_of(data) if folders is None else tuple(folders)
     sources = getattr(data, "triples", None)
     listed = sources if isinstance(sources, tuple | list) else (sources,)
     if sources is not None and len(listed) != len(folders):
@@ -85,7 +85,8 @@ def of_folder(
     return own
 
 
-def _folders(data: Config) -> tuple[str | None, ...]:
+def folders_of(data: Config) -> tuple[str | None, ...]:
+    """Returns the folders of ``data.dir``, which may be a tuple; None is the built-in dataset."""
     return tuple(data.dir) if isinstance(data.dir, tuple | list) else (data.dir,)
 
 

@@ -33,8 +33,8 @@ from cirag_jax.retrieval.buckets import bucket_lengths
 from cirag_jax.retrieval.rankers import TripleText
 from cirag_jax.training import gradient_cache, link_head, optimizers, retrieved
 from cirag_jax.training import state as state_lib
+from cirag_jax.training.data import mixture, splits
 from cirag_jax.training.data import pools as pools_lib
-from cirag_jax.training.data import splits
 from cirag_jax.training.fit import fit
 from cirag_jax.types import ROLES, Config, NonNegativeFloat, PositiveInt, Role
 from cirag_jax.validation import check_value
@@ -59,7 +59,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     at_least = questions_per_step(config) if len(datasets) == 1 else 1
     sets = [splits.split_questions(dataset, config, at_least) for dataset in datasets]
     kind = config.data.units
-    chains, pools, prefix_pools = training_chains(sets, config, workdir)
+    chains, pools, prefix_pools, sizes = training_chains(sets, config, workdir)
     dev_chains, dev_pools = dev_data(sets, kind, chains_from_files(config))
     problems = next_unit.next_units(dev_chains, dev_pools, kind)
     # A stand-in embedder shows the names of the metrics.
@@ -93,8 +93,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             f"config.model.dtype={config.model.dtype} needs config.model.lora.rank above 0 for a "
             "decoder; all its parameters are trained only in float32"
         )
-    batches = make_batches(config, chains, pools, encoder, mesh, prefix_pools)
-    total_steps = num_steps(config, pools_lib.num_examples(chains, config.epoch))
+    batches = make_batches(config, chains, pools, encoder, mesh, prefix_pools, sizes)
+    num_examples = pools_lib.num_examples(chains, config.epoch)
+    total_steps = num_steps(config, num_examples)
     tx = make_optimizer(config, total_steps)
     if config.model.train == "tasks" and not encoder.tasks:
         raise UserError(
@@ -108,13 +109,17 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters"
     )
 
+    if config.data.weights is not None:
+        state_lib.announce(f"drawn in an epoch: {_drawn(config, num_examples)}")
+
     def train_on(state: state_lib.TrainState, batch: pools_lib.Batch) -> Any:
         return train_step(encoder.graphdef, tx, state, batch, config, mesh, frozen=frozen)
 
     # ---- Fit ------------------------------------------------------------------------------------
     truncated: collections.Counter[Role] = collections.Counter()
     evaluate = make_evaluate(config, problems, encoder, mesh, truncated, frozen)
-    examples = state_lib.digest(chains, pools, dev_chains, dev_pools, prefix_pools)
+    of_sets = [sizes] if config.data.weights is not None else []
+    examples = state_lib.digest(chains, pools, dev_chains, dev_pools, prefix_pools, *of_sets)
     meta = {
         "component": "aligner",
         "model": state_lib.absolute(config.model.spec),
@@ -164,6 +169,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "num_dev_chains": len(dev_chains),
         "mean_chain_length": _mean_length(chains),
         "mean_dev_chain_length": _mean_length(dev_chains),
+        **({"drawn": _drawn(config, result.step * questions_per_step(config))} if of_sets else {}),
         "seconds": round(time.monotonic() - start, 1),
     }
 
@@ -173,6 +179,12 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 def _mean_length(chains: Sequence[chains_lib.Chain]) -> float | None:
     return sum(len(chain.steps) for chain in chains) / len(chains) if chains else None
+
+
+def _drawn(config: Config, count: int) -> dict[str, int]:
+    """Returns how many of the first ``count`` questions or prefixes each folder contributes."""
+    folders = map(str, load.folders_of(config.data))
+    return dict(zip(folders, mixture.drawn(config.data.weights, count), strict=True))
 
 
 def _inputs(config: Config) -> dict[str, list[str]]:
@@ -294,8 +306,13 @@ def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> pools_lib.Ba
 
 def training_chains(
     sets: Sequence[splits.Questions], config: Config, workdir: pathlib.Path
-) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]], list[pools_lib.PrefixPools]]:
-    """Returns the training chains, the pool of each chain, and the pools of chain prefixes.
+) -> tuple[
+    list[chains_lib.Chain],
+    list[tuple[chains_lib.Unit, ...]],
+    list[pools_lib.PrefixPools],
+    list[int],
+]:
+    """Returns the training chains, their pools, the pools of prefixes, and the chains per set.
 
     A pool is a list of units from which negatives are drawn. The pool of a chain has the units of
     its question's own passages. Without ``config.retrieved.model``, prefixes have no pools of their
@@ -317,7 +334,7 @@ def training_chains(
             prefix_pools += retrieved.prefix_pools(
                 config, workdir, questions.dataset, *chains_and_pools
             )
-    return chains, pools, prefix_pools
+    return chains, pools, prefix_pools, [len(set_chains) for set_chains, _ in by_set]
 
 
 def chains_from_files(config: Config) -> dict[str, FileChain] | None:
@@ -419,8 +436,9 @@ def make_batches(
     encoder: TextEncoder,
     mesh: jax.sharding.Mesh,
     prefix_pools: Sequence[pools_lib.PrefixPools] = (),
+    sizes: Sequence[int] = (),
 ) -> Any:
-    """Returns an endless, resumable iterator of training batches."""
+    """Returns an endless, resumable iterator of training batches; see `pools.batches`."""
     sampling = pools_lib.Sampling(
         config.prefixes_per_question, config.num_negatives, config.order, config.chain_negatives
     )
@@ -447,6 +465,8 @@ def make_batches(
         config.seed,
         prefix_pools,
         epoch=config.epoch,
+        sizes=sizes,
+        weights=config.data.weights,
     )
 
 
@@ -542,6 +562,7 @@ def check_config(config: Config) -> None:
     check_at_least(0, config, "data.limit", "dev.questions", "head.rounds")
     check_positive(config, "temperature")
     check_at_least(0, config, "model.lora.rank")
+    mixture.check_weights(config.data.weights, len(load.folders_of(config.data)))
     check_value("config.data.units", config.data.units, chains_lib.UnitKind)
     check_value("config.accumulation", config.accumulation, Literal["cached", "official"])
     check_value("config.model.train", config.model.train, Literal["all", "base", "tasks"])

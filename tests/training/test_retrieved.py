@@ -46,7 +46,7 @@ def _training_chains(config, workdir):
 
 def test_prefix_pools_have_sentences_of_nearest_passages(model_and_data, tmp_path):
     config = _config(model_and_data)
-    chains, _, prefix_pools = _training_chains(config, tmp_path)
+    chains, _, prefix_pools, _ = _training_chains(config, tmp_path)
     corpus = load.load_dataset(config.data).corpus
     encoder = load_encoder(str(model_and_data[0]))
     vector_ND = encode(encoder, None, [passage_text(p) for p in corpus.values()], max_length=256)

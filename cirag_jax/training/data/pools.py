@@ -8,6 +8,7 @@ few integers. The host represents the negatives of each query as a matrix of cou
 
 import collections
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,11 @@ from cirag_jax.datasets.chains import Chain, Unit, UnitKind
 from cirag_jax.errors import UserError
 from cirag_jax.models.pooling import UNPOOLED
 from cirag_jax.retrieval.buckets import smallest_bucket
+from cirag_jax.training.data import mixture
 from cirag_jax.types import Dataset, Question
 
 # Chunks are halved while their texts fit, down to about this number of tokens per device.
 _SMALLEST_CHUNK = 2048
-
-# Practically endless; with endless repetition, batches of size one overflow Grain's counter.
-_EPOCHS = 1 << 32
 
 Negatives = Literal["own", "in_batch", "cross_device"]
 Order = Literal["dependency", "printed", "annotation"]
@@ -456,11 +455,14 @@ def batches(
     prefix_pools: Sequence[PrefixPools] = (),
     *,
     epoch: Epoch = "questions",
+    sizes: Sequence[int] = (),
+    weights: Sequence[float] | None = None,
 ) -> grain.DatasetIterator:
     """Returns an endless iterator over batches, reshuffled in every epoch; its state is JSON.
 
-    With ``epoch="prefixes"``, an epoch has one example for every prefix of every chain. Each
-    distinct text is tokenized once.
+    With ``epoch="prefixes"``, an epoch has one example for every prefix of every chain. With
+    ``weights``, the chains are those of several data sets, one after the other, with ``sizes``
+    chains each; see `mixture.endless`. Each distinct text is tokenized once.
 
     A batch has ``layout.num_queries // sampling.prefixes_per_question`` questions, divided evenly
     over the groups, because chains may have fewer prefixes than requested. ``prefix_pools`` has an
@@ -471,10 +473,13 @@ def batches(
     )
     items = zip(chains, pools, prefix_pools or [()] * len(chains), strict=True)
     tokenize = tokenize_once(tokenize)
-    source = [
-        (*item, length)
-        for item in items
-        for length in (range(len(item[0].steps)) if epoch == "prefixes" else (None,))
+    sets = [
+        [
+            (*item, length)
+            for item in itertools.islice(items, size)
+            for length in (range(len(item[0].steps)) if epoch == "prefixes" else (None,))
+        ]
+        for size in sizes or (len(chains),)
     ]
 
     def lay_out(questions: Sequence[Sequence[Example]]) -> Batch:
@@ -487,10 +492,7 @@ def batches(
         return build_batch(examples, layout, tokenize, pad_id, groups)
 
     dataset = (
-        grain.MapDataset.source(source)
-        .seed(seed)
-        .shuffle()
-        .repeat(_EPOCHS)
+        mixture.endless(sets, weights, seed)
         .random_map(_Sample(kind, sampling))
         .batch(per_batch, batch_fn=list)
         .map(lay_out)

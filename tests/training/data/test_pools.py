@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 
 import jax
@@ -399,6 +400,41 @@ def test_batches_resume_from_state():
     second = _iterator()
     second.set_state(state)
     assert all(_same(a, b) for a, b in zip(expected, (next(second) for _ in range(4)), strict=True))
+
+
+def _mixed(asked):
+    """Returns batches of 2 and 5 chains with the weights 3 and 1; appends the queries."""
+
+    def record(texts, role):
+        asked.extend(texts if role == "query" else ())
+        return tokenize(texts, role)
+
+    sizes = {"large": 2, "small": 5}
+    chains = [
+        dataclasses.replace(BRIDGE, question=f"{name} {i}")
+        for name, size in sizes.items()
+        for i in range(size)
+    ]
+    layout = dataclasses.replace(LAYOUT, num_queries=4, num_candidates=12)
+    settings = ("triple", Sampling(1, 1), layout, record, 0, 0)
+    mixture = {"sizes": [*sizes.values()], "weights": (3, 1)}
+    return batches(chains, [POOL] * 7, *settings, **mixture)
+
+
+def test_batches_mixture_has_exact_shares_and_resumes():
+    asked, again = [], []
+    iterator = _mixed(asked)
+    for _ in range(3):
+        next(iterator)
+    state = iterator.get_state()
+    expected = [next(iterator) for _ in range(7)]
+    questions = [" ".join(text.split()[:2]) for text in asked[:40]]
+    assert collections.Counter(q.split()[0] for q in questions) == {"large": 30, "small": 10}
+    small = [q for q in questions if q.startswith("small")]
+    assert len(set(small[:5])) == len(set(small[5:])) == 5  # two passes, each complete
+    second = _mixed(again)
+    second.set_state(state)
+    assert all(_same(a, b) for a, b in zip(expected, (next(second) for _ in range(7)), strict=True))
 
 
 def test_batches_differ_by_epoch_and_seed():

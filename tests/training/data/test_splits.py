@@ -31,7 +31,7 @@ def aligner_chains(count, **changes):
     aligner.check_config(config)
     at_least = aligner.questions_per_step(config)
     questions = splits.split_questions(dataset_of(count), config, at_least)
-    chains, _, _ = aligner.training_chains([questions], config, pathlib.Path())
+    chains, _, _, _ = aligner.training_chains([questions], config, pathlib.Path())
     return len(chains)
 
 
