@@ -133,8 +133,8 @@ class Closing(abc.ABC):
 
 
 def is_training_workdir(spec: str | None) -> bool:
-    """Returns whether ``spec`` is a folder with checkpoints of a trainer."""
-    return spec is not None and (Path(spec).expanduser() / "checkpoints").is_dir()
+    """Returns whether ``spec`` is a folder with checkpoints of a trainer, or with their place."""
+    return spec is not None and (Path(spec).expanduser() / "checkpoints").exists()
 
 
 def local_path(spec: str) -> Path:

@@ -104,6 +104,10 @@ def training_loop(config: Any, *, eval_every: int) -> None:
     # Minutes between checkpoints, and so the training time that a killed process loses; 0 disables
     # these checkpoints.
     config.save_minutes = 10.0
+    config.checkpoints = ConfigDict()
+    # Folder of the checkpoints, such as gs://BUCKET/RUN or /scratch/RUN; null is W/checkpoints. Two
+    # runs must not share a folder.
+    config.checkpoints.dir = placeholder(str)
     config.keep_checkpoints = 2  # Number of newest checkpoints to keep, in addition to the best.
     # Minutes after which the run stops, to be resumed with the same command; 0 is no limit.
     config.stop_after_minutes = 0.0

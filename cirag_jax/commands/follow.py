@@ -13,7 +13,7 @@ from cirag_jax.commands import series, task
 from cirag_jax.errors import UserError
 from cirag_jax.identity import check_same
 from cirag_jax.io import read_object, say, write_json, write_text
-from cirag_jax.models.io.checkpoints import Checkpoints, keep_step, steps_in
+from cirag_jax.models.io.checkpoints import Checkpoints, folder_of, keep_step, steps_in
 from cirag_jax.types import Config
 
 TRAINING = "training.json"  # the settings of the training run
@@ -86,7 +86,7 @@ class _Follower:
         return self._folder(step) / "checkpoints" / str(step)
 
     def _steps(self) -> list[int]:
-        return steps_in(self._training / "checkpoints")
+        return steps_in(folder_of(self._training))
 
     def watch(self, wait: Callable[[float], None]) -> bool:
         """Evaluates until training ends or the time is up; returns whether training has ended."""
@@ -113,7 +113,7 @@ class _Follower:
     def _add(self, step: int) -> bool:
         """Evaluates a step if it still exists; returns False if the evaluation was stopped."""
         folder, copy = self._folder(step), self._copy(step)
-        if not keep_step(self._training / "checkpoints" / copy.name, copy):
+        if not keep_step(folder_of(self._training) / copy.name, copy):
             say(f"step {step} was deleted before it could be evaluated")
             return True
         self._check_training(folder)

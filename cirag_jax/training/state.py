@@ -15,7 +15,7 @@ from flax import nnx
 from cirag_jax import io, processes, sharding
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.identity import check_same, of_packages, without
-from cirag_jax.models.io.checkpoints import Checkpoints
+from cirag_jax.models.io.checkpoints import Checkpoints, folder_of, open_folder, steps_in
 from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers
@@ -37,6 +37,7 @@ MAY_DIFFER = frozenset(
         "max_skipped_steps",
         "eval_every",
         "keep_checkpoints",
+        "checkpoints",
         "mesh",
         "profile_steps",
         "tracker",
@@ -191,10 +192,26 @@ def announce(text: str) -> None:
 
 
 def open_checkpoints(config: Config, workdir: pathlib.Path) -> Checkpoints:
-    """Opens the checkpoints of the run in ``workdir``."""
-    return Checkpoints(
-        workdir / "checkpoints", keep=config.keep_checkpoints, best_metric=config.best_metric
-    )
+    """Opens the checkpoints of the run in ``workdir``.
+
+    If they are in ``config.checkpoints.dir``, the file ``workdir/checkpoints`` names this folder,
+    so that other commands find it.
+    """
+    place, given = workdir / "checkpoints", config.checkpoints.dir
+    folder = place if given is None else open_folder(given)
+
+    def record() -> None:
+        if place.exists() and str(folder_of(workdir)) != str(folder):
+            raise UserError(
+                f"{workdir} has its checkpoints in {folder_of(workdir)}; set "
+                "config.checkpoints.dir as at the start of the run, or choose another --workdir"
+            )
+        if given is not None and jax.process_index() == 0:
+            workdir.mkdir(parents=True, exist_ok=True)
+            io.write_text(place, [str(folder), "\n"])
+
+    processes.together(record)
+    return Checkpoints(folder, keep=config.keep_checkpoints, best_metric=config.best_metric)
 
 
 def identity_of(config: Config, may_differ: Collection[str] = ()) -> dict[str, Any]:
@@ -253,7 +270,10 @@ def restore(
     if checkpoints.latest_step() is None:
         return state, 0, None
     saved = checkpoints.meta().get("run", {})
-    check_same(checkpoints.directory.parent, saved, meta["run"], _REMEDY)
+    folder = checkpoints.directory
+    check_same(
+        folder.parent if folder.name == "checkpoints" else folder, saved, meta["run"], _REMEDY
+    )
     restored = checkpoints.restore(None, state, batches)
     announce(f"resuming from step {restored.step} of {total_steps}")
     return restored.state, restored.step, restored.metrics
@@ -265,8 +285,7 @@ def check_same_run(workdir: pathlib.Path, run: dict[str, Any]) -> None:
     `restore` also compares the examples. This earlier check avoids long preparations before the
     error.
     """
-    # Folders with other names are incomplete steps of killed processes.
-    if any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*")):
+    if steps_in(folder_of(workdir)):
         with Checkpoints(workdir, read_only=True) as checkpoints:
             saved = checkpoints.meta().get("run", {})
         check_same(workdir, {name: saved.get(name) for name in run}, run, _REMEDY)

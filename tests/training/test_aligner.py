@@ -190,7 +190,10 @@ def _get(config, path):
 
 
 def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
-    """Trains on two folders; the second has two questions in folds for evaluation."""
+    """Trains on two folders; the second has two questions in folds for evaluation.
+
+    The first has three times the weight, and the checkpoints are outside of the workdir.
+    """
     model, data = model_and_data
     other = tmp_path / "other"
     dataset = tiny.dataset()
@@ -203,11 +206,13 @@ def test_train_several_folders_and_resume(model_and_data, tmp_path, one_device):
     several = overrides_of(
         model_and_data,
         **{"data.dir": (str(data), str(other)), "dev.split": "null", "dev.questions": 2},
+        **{"data.weights": (3, 1), "checkpoints.dir": tmp_path / "elsewhere"},
     )
     config = load_config(str(_ROOT / "configs/aligner.py"), [*several, "--config.num_steps=2"])
     config.eval_every = 1
     result = aligner.train_and_evaluate(config, tmp_path / "w")
     assert (result["num_chains"], result["num_dev_questions"]) == (6 + 4, 4)
+    assert result["drawn"] == {str(data): 3, str(other): 1}
     assert result["num_dev_chains"] == 4 and 1 <= result["mean_dev_chain_length"] <= 4
     with Checkpoints(tmp_path / "w", read_only=True) as checkpoints:
         train_ids = set(checkpoints.meta()["trained_on"])
@@ -383,6 +388,7 @@ def test_open_ranker_aligner_scores_triples_as_in_training(
         ({"negatives": "all"}, r"config\.negatives='all' is not one of own, in_batch, cross_d"),
         ({"order": "any"}, r"config\.order='any' is not one of dependency, printed, annotation"),
         ({"query_max_length": 0}, r"config\.query_max_length=0 must be at least 3"),
+        ({"data.weights": (1, 2)}, r"data\.weights=\(1, 2\) must have one number above 0 for each"),
         ({"dev.questions": -1}, r"config\.dev\.questions=-1 must not be negative"),
         ({"model.unroll": 0}, r"config\.model\.unroll=0 must be at least 1"),
         ({"activations_gib": -1.0}, r"config\.activations_gib=-1\.0 must not be negative"),

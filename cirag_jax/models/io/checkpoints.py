@@ -3,8 +3,9 @@
 The folder of a step contains three items. ``state`` has every array of the train state under its
 path, so the state can be restored onto any mesh and into other container classes. ``data`` is the
 state of the data iterator, one file per process. ``meta`` is JSON that describes the model for
-evaluations. Orbax writes a step to a temporary folder and renames it when complete. Temporary
-folders of killed processes are ignored.
+evaluations. On a file system, Orbax writes a step to a temporary folder and renames it when
+complete. In Google Cloud Storage, it writes ``commit_success.txt`` last. Incomplete steps of killed
+processes are ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,12 +26,14 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from cirag_jax import processes
-from cirag_jax.errors import UserError
+from cirag_jax.errors import UserError, import_optional
 from cirag_jax.io import Closing, replacing, write_text
 
 PyTree = Any
+Folder = pathlib.Path | epath.Path  # of a file system, or of an object store
 # Errors that reading a damaged checkpoint file can raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _CLOSING = 60.0  # seconds that an event loop waits for its tasks before closing
@@ -56,8 +60,8 @@ class Checkpoints(Closing):
     Keeps the ``keep`` latest steps and the best step by ``best_metric``.
 
     Args:
-      directory: the folder, created if absent. With ``read_only``, it may be a workdir with a
-        folder ``checkpoints``.
+      directory: the folder, created if absent, see `open_folder`. With ``read_only``, it may be
+        a workdir, see `folder_of`.
       keep: number of latest steps to keep.
       best_metric: the key of ``save(metrics=...)`` that ranks checkpoints. Lower is better if its
         name contains "loss", otherwise higher. NaN ranks last.
@@ -66,18 +70,20 @@ class Checkpoints(Closing):
 
     def __init__(
         self,
-        directory: str | pathlib.Path,
+        directory: str | Folder,
         *,
         keep: int = 2,
         best_metric: str = "dev/mrr",
         read_only: bool = False,
     ):
-        directory = pathlib.Path(directory).expanduser().absolute()
-        if read_only and not directory.is_dir():
-            raise UserError(f"checkpoint folder {directory} does not exist")
-        if read_only and (directory / "checkpoints").is_dir():
-            directory /= "checkpoints"
+        directory = open_folder(directory)
+        if read_only and is_local(directory) and (directory / "checkpoints").exists():
+            directory = folder_of(directory)
         self.directory = directory
+        # Clients of object stores raise errors of their own types.
+        local = is_local(directory)
+        self._errors: tuple[type[Exception], ...] = (OSError, ValueError) if local else (Exception,)
+        self._damage: tuple[type[Exception], ...] = _DAMAGE if local else (Exception,)
         self.best_metric = best_metric
         self._step = -1  # the last step saved; its write may still be running
         mode = "min" if "loss" in best_metric else "max"
@@ -88,13 +94,16 @@ class Checkpoints(Closing):
             return value if math.isfinite(value) else worst
 
         try:
+            if read_only and not directory.is_dir():
+                raise UserError(f"checkpoint folder {directory} does not exist")
             self._manager = self._open(rank, mode, keep, read_only)
             self._manager.best_step()  # reads the metrics of all steps
-        except _DAMAGE as error:
+        except UserError:
+            raise
+        except self._damage as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise UserError(
-                f"{directory}: the metrics of a checkpoint cannot be read ({reason[:200]})"
-            ) from None
+            what = "the metrics of a checkpoint" if local else "the folder"
+            raise UserError(f"{directory}: {what} cannot be read ({reason[:200]})") from None
         if read_only and self.latest_step() is None:
             self.close()
             raise UserError(f"{directory} has no complete checkpoint")
@@ -124,9 +133,11 @@ class Checkpoints(Closing):
                         ),
                     ]
                 ),
-                # Saves on a CPU are synchronous. There is no device-to-host copy to overlap with
-                # the next step, and a writing thread would keep JAX from reusing donated buffers.
-                enable_async_checkpointing=jax.default_backend() != "cpu",
+                # Saves from a CPU to a file system are synchronous. There is no device-to-host
+                # copy to overlap with the next step, and a writing thread would keep JAX from
+                # reusing donated buffers.
+                enable_async_checkpointing=jax.default_backend() != "cpu"
+                or not is_local(self.directory),
                 cleanup_tmp_directories=not read_only,
                 create=not read_only,
                 read_only=read_only,
@@ -175,7 +186,10 @@ class Checkpoints(Closing):
         def write() -> None:
             if jax.process_index() == 0:
                 file.parent.mkdir(exist_ok=True)
-                write_text(file, [text])
+                if isinstance(file, pathlib.Path):
+                    write_text(file, [text])
+                else:
+                    file.write_text(text)
 
         with self._writing():
             processes.together(write)
@@ -258,18 +272,24 @@ class Checkpoints(Closing):
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) and "os_error_code" not in str(error):
+        except UserError:
+            raise
+        except self._errors as error:
+            is_disk_error = not isinstance(error, ValueError) or "os_error_code" in str(error)
+            if is_local(self.directory) and not is_disk_error:
                 raise  # only ValueErrors with this code are TensorStore's reports of disk errors
             # The reason is at the end of the message, after long paths.
-            reason = OSError(str(error).splitlines()[0].partition(" [")[0].rpartition(": ")[2])
+            message = str(error) or type(error).__name__
+            reason = OSError(message.splitlines()[0].partition(" [")[0].rpartition(": ")[2])
             raise UserError(self._failed(self._step, "written", reason)) from error
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
         try:
             yield
-        except _DAMAGE as error:
+        except UserError:
+            raise
+        except self._damage as error:
             raise UserError(self._failed(step, "read", error)) from error
 
     def _require(self, step: int | None) -> int:
@@ -312,37 +332,81 @@ class Checkpoints(Closing):
         return f"checkpoint {self.directory / str(step)} cannot be {action} ({reason[:200]})"
 
 
-def steps_in(directory: pathlib.Path) -> list[int]:
+def open_folder(directory: str | Folder) -> Folder:
+    """Returns a folder of checkpoints, given its path or URL (``gs://BUCKET/FOLDER``)."""
+    if "://" not in str(directory):
+        return pathlib.Path(directory).expanduser().absolute()
+    if not re.match("gs://[^/]", str(directory)):
+        raise UserError(
+            f"config.checkpoints.dir={directory} must be a folder of a file system or of Google "
+            "Cloud Storage (gs://BUCKET/FOLDER); Orbax writes arrays to no other object store."
+        )
+    import_optional("gcsfs", f"config.checkpoints.dir={directory}", "gcs")
+    return epath.Path(directory)
+
+
+def is_local(folder: Folder) -> bool:
+    """Returns whether a folder is on a file system."""
+    return isinstance(folder, pathlib.Path)
+
+
+def folder_of(workdir: Folder) -> Folder:
+    """Returns the folder of a workdir's checkpoints; it may be absent.
+
+    This is ``workdir/checkpoints``, or if that is a file, the folder that it names.
+    """
+    place = workdir / "checkpoints"
+    return open_folder(place.read_text().strip()) if place.is_file() else place
+
+
+def steps_in(directory: Folder) -> list[int]:
     """Returns the complete steps in a folder, ascending; the folder may be absent or in use."""
     with contextlib.suppress(FileNotFoundError):
-        return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
+        return sorted(
+            int(path.name)
+            for path in directory.iterdir()
+            if path.name.isdecimal() and (is_local(path) or (path / "commit_success.txt").exists())
+        )
     return []
 
 
-def keep_step(step: pathlib.Path, copy: pathlib.Path) -> bool:
+def keep_step(step: Folder, copy: pathlib.Path) -> bool:
     """Hard-links a step's folder to ``copy``, so that training does not delete the files.
 
-    Copies the files if the file system does not support links. Returns whether ``copy`` exists and
-    is complete. If the step is deleted before or during the call, an earlier copy is kept.
+    Copies the files if the file system does not support links, or from an object store. Returns
+    whether ``copy`` exists and is complete. If the step is deleted before or during the call, an
+    earlier copy is kept.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError), replacing(copy) as aside:
-        files = _files(step)
+        files = files_in(step)
         for file in files:
             (aside / file).parent.mkdir(parents=True, exist_ok=True)
+            if not is_local(step):
+                with (step / file).open("rb") as source, (aside / file).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+                continue
             try:
                 os.link(step / file, aside / file)
             except FileNotFoundError:
                 raise
             except OSError:  # another file system, or one without links
                 shutil.copyfile(step / file, aside / file)
-        if not files or _files(step) != files:
+        if not files or files_in(step) != files:
             raise FileNotFoundError(step)
     return copy.is_dir()
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+def files_in(folder: Folder) -> list[pathlib.PurePath]:
+    """Returns the paths of all files in a folder, relative to it; none if it is absent."""
+
+    def walk(place: Folder) -> Iterator[Folder]:
+        for path in place.iterdir():
+            yield from walk(path) if path.is_dir() else [path]
+
+    start = len(folder.parts)
+    paths = walk(folder) if folder.is_dir() else ()
+    return sorted(pathlib.PurePath(*path.parts[start:]) for path in paths)
 
 
 def _shortened(names: list[str]) -> str:

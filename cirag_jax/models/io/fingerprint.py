@@ -2,13 +2,15 @@
 
 import hashlib
 import importlib.metadata
+import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import link_head
 from cirag_jax.models.io import encoder_adapter, workdir
+from cirag_jax.models.io.checkpoints import Folder, files_in
 from cirag_jax.models.io.folders import HUB_PATTERNS, hub_revision
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.models.io.tensor_files import gguf_parts
@@ -28,8 +30,7 @@ def model_identity(spec: str) -> dict[str, Any]:
     """
     if is_training_workdir(spec):
         folder, base = workdir.best_checkpoint_folder(spec)
-        files = sorted(file for file in folder.rglob("*") if file.is_file())
-        text = "".join(f"{file.relative_to(folder)} {_hash_file(file)}\n" for file in files)
+        text = "".join(f"{file} {_hash_file(folder / file)}\n" for file in files_in(folder))
         head = local_path(spec) / link_head.FILE
         head_hash = {"head": _hash_file(head)} if head.is_file() else {}
         return {"checkpoint": _hash(text.encode()), "base": model_identity(base), **head_hash}
@@ -65,16 +66,18 @@ def _files(path: Path) -> dict[str, str]:
     return {str(file.relative_to(path)): _hash_file(file) for file in sorted(files)}
 
 
-def _hash_file(path: Path) -> str:
+def _hash_file(path: Folder) -> str:
     """Hashes the size and the bytes of a file, or a sample of the bytes if the file is large.
 
     The sample is the beginning and evenly spaced blocks, which avoids reading gigabytes of weights
     at every start. It detects training, because training changes every tensor and the gaps between
     blocks are shorter than a tensor.
     """
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{size} ".encode())
-    with path.open("rb") as file:
+    with path.open("rb") as opened:
+        file = cast(BinaryIO, opened)
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        digest = hashlib.sha256(f"{size} ".encode())
         if size <= 4 * _BLOCK_SIZE * _NUM_BLOCKS:
             digest.update(file.read())
         else:
