@@ -1,4 +1,4 @@
-"""Model-FLOPs utilization (MFU): the cost of training, and the peak performance of GPUs."""
+"""Model-FLOPs utilization (MFU): the cost of training, and the peak performance of devices."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from cirag_jax.models.encoder import EncoderConfig
 
 
 class Gpu(NamedTuple):
-    """A GPU model with the values of its data sheet.
+    """A model of GPU or TPU with the values of its data sheet.
 
     Attributes:
       kind: beginning of the name that the driver reports.
@@ -39,8 +39,25 @@ GPUS = {
 }
 
 
+# By the complete name, because "TPU v5" (v5p) is the beginning of "TPU v5 lite" (v5e). A device is
+# a chip, except that the two halves of a TPU7x chip are devices of their own.
+_TPU_DOCS = "docs.cloud.google.com/tpu/docs/"
+TPUS = {
+    tpu.kind: tpu
+    for tpu in (
+        Gpu("TPU v4", 32, 275e12, 1.2e12, _TPU_DOCS + "v4"),
+        Gpu("TPU v5 lite", 16, 197e12, 0.819e12, _TPU_DOCS + "v5e"),
+        Gpu("TPU v5", 95, 459e12, 2.765e12, _TPU_DOCS + "tpu7x, column v5p"),
+        Gpu("TPU v6 lite", 32, 918e12, 1.638e12, _TPU_DOCS + "v6e"),
+        Gpu("TPU7x", 96, 1153.5e12, 3.69e12, _TPU_DOCS + "tpu7x, half a chip"),
+    )
+}
+
+
 def gpu_of(kind: str) -> Gpu | None:
-    """Returns the GPU whose name is the longest prefix of ``kind``, or None."""
+    """Returns the GPU whose name is the longest prefix of ``kind``, or the TPU; None if unknown."""
+    if kind in TPUS:
+        return TPUS[kind]
     known = [gpu for gpu in GPUS.values() if kind.startswith(gpu.kind)]
     return max(known, key=lambda gpu: len(gpu.kind)) if known else None
 
