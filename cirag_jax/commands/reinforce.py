@@ -81,6 +81,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Step -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, base.config.max_positions)
     attention = choose_attention(base.config, packed=config.packing)
+    layout = dataclasses.replace(layout, shares_prefixes=attention != "splash")
     model = dataclasses.replace(base.config, attention=attention)
     total_steps = config.num_steps
     tx = optimizers.make_optimizer(config.optimizer, total_steps * config.num_updates)

@@ -14,18 +14,25 @@ import jax.numpy as jnp
 
 log = logging.getLogger(__name__)
 
-Implementation = Literal["transposed", "xla", "cudnn"]
+Implementation = Literal["transposed", "xla", "cudnn", "splash"]
 MASKED = -1e30  # finite, so that a fully masked row has no NaN
 
 
 def choose_implementation(
-    dtype: str, head_dim: int, platform: str | None, *, plain: bool = False, fusible: bool = True
+    dtype: str,
+    head_dim: int,
+    platform: str | None,
+    *,
+    plain: bool = False,
+    fusible: bool = True,
+    splash: bool = False,
 ) -> Implementation:
     """Returns and logs the implementation for a platform; None is JAX's default platform.
 
     The result is ``transposed`` on CPUs or if ``plain`` is set. ``cudnn``, the fused kernel of
     NVIDIA GPUs, needs bf16 operands, a head size of at most 128 that is a multiple of 8, and
-    ``fusible``. In all other cases, the result is ``xla``.
+    ``fusible``. ``splash`` (`splash.attend`) is that of TPUs, if allowed. In all other cases, the
+    result is ``xla``.
     """
     platform = platform or jax.default_backend()
     fusible = fusible and dtype == "bfloat16" and head_dim <= 128 and not head_dim % 8
@@ -34,6 +41,8 @@ def choose_implementation(
         choice = "transposed"
     elif platform in ("gpu", "cuda") and fusible:
         choice = "cudnn"
+    elif platform == "tpu" and splash:
+        choice = "splash"
     log.info(
         "attention: %s (platform %s, dtype %s, head size %d)", choice, platform, dtype, head_dim
     )

@@ -125,6 +125,8 @@ def forward(
     if positions_BT is None:
         positions_BT = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), (b, t))
     x_BTD = _embed(config, params, tokens_BT)
+    if config.attention == "splash" and shared_B is not None:
+        raise ValueError("attention 'splash' does not support shared prefixes")
     index = jnp.arange(t, dtype=jnp.int32)
     packed = segments_BT is not None
     if segments_BT is None:
@@ -141,6 +143,11 @@ def forward(
         heads = block.heads(block.norm(x_BTD, "attention_norm"), _select(tables, rope))
         if config.attention == "cudnn":
             mixed_BTNH = _attend_fused(config, *heads, visible, lengths_B, window, packed)
+        elif config.attention == "splash":
+            from cirag_jax.models import splash  # Only TPUs need Pallas, whose import takes long.
+
+            size = config.windows[0] if config.windowed else 0
+            mixed_BTNH = splash.attend(config.scoring, *heads, segments_BT, size)
         else:
             mixed_BTNH = _attend_sequence(config, *heads, visible, window)
         return block.after_attention(x_BTD, mixed_BTNH)

@@ -124,8 +124,12 @@ def choose_attention(
     ``transposed`` (CPU) uses `block_attention` for rows longer than one block. ``cudnn`` does not
     support soft caps. It is also not chosen for packed rows, or if layers have different windows:
     it then needs a mask per row, whose speed is not measured yet (``make test-gpu`` checks its
-    results).
+    results). ``splash``, the fused kernel of TPUs, is chosen for packed rows, which then share no
+    prefixes; it has not been tried on a TPU.
     """
     one_window = len(set(config.windows)) <= 1
     fusible = config.attention_softcap is None and one_window and not packed
-    return attention.choose_implementation(config.dtype, config.head_dim, platform, fusible=fusible)
+    splash = config.causal and one_window and packed
+    return attention.choose_implementation(
+        config.dtype, config.head_dim, platform, fusible=fusible, splash=splash
+    )

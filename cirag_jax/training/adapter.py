@@ -72,6 +72,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     # ---- Data -----------------------------------------------------------------------------------
     layout = make_layout(config, mesh, model_config.max_positions)
+    shares_prefixes = model_config.attention != "splash"
+    layout = dataclasses.replace(layout, shares_prefixes=shares_prefixes)
     data = state_lib.load_equally(
         lambda: conversations.load_data(config, tokenizer, layout.length),
         lambda data: {state_lib.EXAMPLES: data.identity},

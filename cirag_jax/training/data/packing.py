@@ -46,6 +46,7 @@ class Layout:
         smallest bucket that its longest row fits into.
       rows_per_step: rows per optimizer step.
       rows_per_batch: rows per micro-batch; must divide ``rows_per_step``.
+      shares_prefixes: whether examples of a packed row share their prefix.
     """
 
     length: int
@@ -53,6 +54,7 @@ class Layout:
     buckets: tuple[int, ...]
     rows_per_step: int
     rows_per_batch: int
+    shares_prefixes: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,8 @@ def make_plan(
     lengths = [len(example.tokens_T) for example in examples]
     # The first token of an example is not a target.
     targets = [int(np.count_nonzero(example.weight_T[1:])) for example in examples]
-    prefixes = _prefixes(examples) if layout.packing else [(b"", 0)] * len(examples)
+    shares = layout.packing and layout.shares_prefixes
+    prefixes = _prefixes(examples) if shares else [(b"", 0)] * len(examples)
     all_steps = _steps(lengths, prefixes, layout, seed, math.inf if num_steps else num_epochs)
     steps = list(itertools.islice(all_steps, num_steps or None))
     tokens = [sum(row.size(lengths) for row in step) for step in steps]
@@ -139,8 +142,9 @@ def micro_batches(
     """Returns the rows of a step as arrays, padded to complete micro-batches.
 
     Packed rows have ``positions_BT`` (which restart in each example), ``segments_BT`` (1, 2, ...; 0
-    for padding) and ``shared_B``. Other rows have ``lengths_B``. The target of a token is the next
-    token of the example. A shared prefix belongs to the first segment and is not supervised.
+    for padding) and ``shared_B`` (None without shared prefixes). Other rows have ``lengths_B``. The
+    target of a token is the next token of the example. A shared prefix belongs to the first segment
+    and is not supervised.
     """
     batches = []
     for rows, length in _micro_batch_rows(step, [len(e.tokens_T) for e in examples], layout):
@@ -171,7 +175,9 @@ def micro_batches(
         batch = Batch(tokens_BT, targets_BT, weights_BT)
         if layout.packing:
             batch = batch._replace(
-                positions_BT=positions_BT, segments_BT=segments_BT, shared_B=shared_B
+                positions_BT=positions_BT,
+                segments_BT=segments_BT,
+                shared_B=shared_B if layout.shares_prefixes else None,
             )
         else:
             batch = batch._replace(lengths_B=segments_BT.sum(1, dtype=np.int32))
