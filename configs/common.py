@@ -91,6 +91,9 @@ def optimizer(
     config.b1 = 0.9  # AdamW's decay rate of the mean gradient.
     config.b2 = 0.999  # AdamW's decay rate of the mean squared gradient.
     config.eps = 1e-8  # AdamW's constant added to the root mean square.
+    # Adam's moments: int8 (8 bits, a quarter of the memory) or factored (8 bits, and the squares as
+    # means over rows and columns, an eighth); null is float32.
+    config.state = placeholder(str)
     config.clip_norm = 1.0  # Maximum global norm of the gradient; 0 disables clipping.
     return config
 

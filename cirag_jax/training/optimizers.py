@@ -5,7 +5,8 @@ from typing import Any, Literal
 import jax
 import optax
 
-from cirag_jax.errors import check_at_least, check_positive
+from cirag_jax.errors import check_at_least, check_choice, check_positive
+from cirag_jax.training.compact_adam import scale_by_compact_adam
 from cirag_jax.types import Config, UnitInterval
 from cirag_jax.validation import check_value
 
@@ -17,6 +18,7 @@ def check_optimizer(config: Config) -> None:
     check_positive(config, "optimizer.learning_rate")
     check_at_least(0, config, "optimizer.weight_decay", "optimizer.clip_norm")
     check_value("config.optimizer.warmup_ratio", config.optimizer.warmup_ratio, UnitInterval)
+    check_choice("config.optimizer.state", config.optimizer.state, (None, "int8", "factored"))
     check_value("config.optimizer.schedule", config.optimizer.schedule, Schedule)
 
 
@@ -43,17 +45,18 @@ def make_schedule(config: Config, total_steps: int) -> optax.Schedule:
 
 def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransformation:
     """Returns AdamW with clipping, and without weight decay of biases and norm scales."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        optax.adamw(
-            make_schedule(config, total_steps),
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            mask=_decays,
-        ),
+    moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
+    if config.state is None:
+        scale = optax.scale_by_adam(**moments)
+    else:
+        scale = scale_by_compact_adam(**moments, factored=config.state == "factored")
+    adamw = optax.chain(
+        scale,
+        optax.add_decayed_weights(config.weight_decay, _decays),
+        optax.scale_by_learning_rate(make_schedule(config, total_steps)),
     )
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    return optax.chain(clip, adamw)
 
 
 def _decays(params: Any) -> Any:
