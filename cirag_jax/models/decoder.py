@@ -205,8 +205,20 @@ def _apply_remat(config: DecoderConfig, layer: Any, *, scanned: bool) -> Any:
     policy = None
     if config.remat == "projections":
         names = ("projection", block_attention.SAVED)
-        policy = jax.checkpoint_policies.save_only_these_names(*names)
+        policies = jax.checkpoint_policies
+        policy = policies.save_from_both_policies(
+            policies.save_only_these_names(*names), _is_fused_attention
+        )
     return jax.checkpoint(layer, prevent_cse=not scanned, policy=policy)
+
+
+def _is_fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Returns whether a primitive is cuDNN's attention.
+
+    Its gradient needs both of its results: the output and the log-sum-exp of the scores. Only the
+    output could have a name.
+    """
+    return "dot_product_attention_fwd" in primitive.name
 
 
 def _split_layers(config: DecoderConfig, stacked: Any) -> tuple[dict[str, Any], ...]:

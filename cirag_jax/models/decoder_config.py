@@ -45,9 +45,11 @@ class DecoderConfig:
         sides (models of embeddings, which cannot generate).
       dtype: compute dtype; softmax, norms and logits are always fp32.
       param_dtype: dtype of the weights.
+      quantization: ``nf4`` stores the kernels of the layers in 4 bits (see `nf4`), for a frozen
+        base.
       attention: see `choose_attention`.
       remat: what the backward pass recomputes: nothing (``off``), all of each layer (``full``), or
-        all except the outputs of projections and of block attention (``projections``).
+        all except the outputs of projections and of fused or block attention (``projections``).
       initializer_range: standard deviation of random weights.
     """
 

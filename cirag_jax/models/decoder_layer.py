@@ -95,9 +95,9 @@ class Layer:
         outputs = [
             self._add_bias(name, y) for name, y in zip(names, self._products(x, names), strict=True)
         ]
-        for name in adapted:
-            pair = self.adapter[name]
-            delta: Any = low_rank(self.options.scale, dropped, pair["a"], pair["b"])
+        pairs = [(self.adapter[name]["a"], self.adapter[name]["b"]) for name in adapted]
+        changes: Any = low_rank(self.options.scale, dropped, pairs) if pairs else ()
+        for name, delta in zip(adapted, changes, strict=True):
             if name != fused:
                 outputs[names.index(name)] += delta
                 continue

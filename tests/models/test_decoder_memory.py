@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from cirag_jax.models import decoder, decoder_params, lora
@@ -69,3 +70,30 @@ def test_forward_reading_layers_in_the_scan_keeps_bits():
 
     bf16 = dataclasses.replace(config, param_dtype="bfloat16")
     jax.tree.map(np.testing.assert_array_equal, run(config, adapter), run(bf16, adapter))
+
+
+def _equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(part, "eqns"):
+                yield from _equations(part)
+
+
+@pytest.mark.parametrize(("remat", "runs"), [("off", 1), ("projections", 1), ("full", 2)])
+def test_fused_attention_runs_again_only_with_full_remat(monkeypatch, remat, runs):
+    cudnn = "jax._src.cudnn.fused_attention_stablehlo"
+    monkeypatch.setattr(f"{cudnn}.check_cudnn_version", lambda: 91300)
+    config = dataclasses.replace(_model(2), attention="cudnn", remat=remat)
+    params = decoder_params.to_params(decoder_params.abstract_params(config))
+    adapter = lora.to_adapter(lora.abstract_adapter(config, lora.LoraConfig(rank=2)))
+    tokens = jax.ShapeDtypeStruct((1, 128), jnp.int32)
+
+    def loss(adapter, params, tokens):
+        hidden = decoder.forward(config, params, tokens, adapter=adapter)
+        return hidden.astype(jnp.float32).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(adapter, params, tokens)
+    names = [equation.primitive.name for equation in _equations(jaxpr)]
+    assert sum("dot_product_attention_fwd" in name for name in names) == runs
+    assert sum("dot_product_attention_bwd" in name for name in names) == 1

@@ -183,9 +183,34 @@ def test_lora_dropout_needs_training_and_key(tmp_path):
     assert np.abs(run(True, key) - run(True, jax.random.key(1))).max() > 0.01
 
 
+def test_low_rank_pairs_equal_separate_products_in_one_product():
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    x, pairs = normal(2, 5, 8), [(normal(8, r), normal(r, o)) for r, o in ((3, 6), (2, 4), (3, 7))]
+    weights = [normal(2, 5, b.shape[1]) for _, b in pairs]
+
+    def merged(x, pairs):
+        ys = low_rank.low_rank(0.5, x, pairs)
+        return sum((y * w).sum() for y, w in zip(ys, weights, strict=True))
+
+    def separate(x, pairs):
+        return sum((0.5 * (x @ a @ b) * w).sum() for (a, b), w in zip(pairs, weights, strict=True))
+
+    actual, expected = (jax.value_and_grad(f, (0, 1))(x, pairs) for f in (merged, separate))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected
+    )
+    products = str(jax.make_jaxpr(jax.grad(merged, (0, 1)))(x, pairs)).count("dot_general")
+    # One product with A, its two gradients, and three of each B: 1 + 2 + 3 * 3 instead of 18.
+    assert products == 12
+
+
 def test_dropout_zeroes_rate_and_scales_rest():
     x, eye = jnp.ones((100, 100)), jnp.eye(100)
-    y = low_rank.low_rank(2.0, low_rank.dropout(x, 0.2, jax.random.key(0)), a=eye, b=eye)
+    (y,) = low_rank.low_rank(2.0, low_rank.dropout(x, 0.2, jax.random.key(0)), [(eye, eye)])
     y = np.asarray(y)
     assert np.unique(y).tolist() == [0.0, 2.5]
     assert 0.18 < (y == 0).mean() < 0.22
