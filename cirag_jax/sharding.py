@@ -196,7 +196,8 @@ def multiply_columns(
 
     ways = tensor_ways()
     if ways > 1 and len(kernels) > 1 and not any(k.shape[-1] % ways for k in kernels):
-        columns = [PartitionSpec(*(None,) * (each.ndim - 1), "tensor") for each in (x, *kernels)]
+        shapes = [each.shape for each in (x, *kernels)]
+        columns = [PartitionSpec(*(None,) * (len(shape) - 1), "tensor") for shape in shapes]
         products = jax.shard_map(
             products,
             in_specs=(_REPLICATED, *columns[1:]),

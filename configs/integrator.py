@@ -8,7 +8,8 @@ checkpoints and metrics to W; run the same command to resume.
 
 Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 270,000 tokens.
 ``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with B.4's rank, epochs, batch and learning rate;
-``llama3_8b`` does so with Llama-3-8B-Instruct. Neither has been run.
+``llama3_8b`` does so with Llama-3-8B-Instruct; ``qlora`` stores the base in 4 bits, for one GPU
+with 24 GB. None has been run.
 
 configs/integrator_eval.py evaluates the students below.
 
@@ -50,7 +51,7 @@ from configs import common
 
 
 def get_config(preset: str = "quick") -> Any:
-    return common.from_preset(preset, quick, paper, llama3_8b)
+    return common.from_preset(preset, quick, paper, llama3_8b, qlora)
 
 
 def trainer(component: str) -> Any:
@@ -68,6 +69,8 @@ def trainer(component: str) -> Any:
     config.model.dtype = placeholder(
         str
     )  # float32 | bfloat16; null is float32 on a CPU, else bfloat16.
+    # nf4: store the base in 4 bits (QLoRA), which takes a quarter of the memory of bfloat16.
+    config.model.quantization = placeholder(str)
     config.model.remat = "projections"  # Recomputed activations: off | projections | full
     # Train all parameters, embeddings and output layer included, instead of an adapter.
     config.full_parameters = False
@@ -153,6 +156,14 @@ def llama3_8b() -> Any:
     """Llama-3-8B-Instruct, otherwise like ``paper``; not yet run."""
     config = paper()
     config.model.spec = "meta-llama/Meta-Llama-3-8B-Instruct"
+    return config
+
+
+def qlora() -> Any:
+    """``paper`` on one GPU with 24 GB, with the base in 4 bits; not yet run."""
+    config = paper()
+    config.model.quantization = "nf4"
+    config.rows_per_device = 1
     return config
 
 

@@ -251,7 +251,13 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     if folder.is_file() or (folder / "tokenizer.json").is_file():
         tokenizer = ChatTokenizer.load(folder)
         pretrained_decoder.check_tokenizer(tokenizer, model.vocab_size, folder)
-    model = dataclasses.replace(model, dtype=dtype, param_dtype=dtype, remat=config.model.remat)
+    model = dataclasses.replace(
+        model,
+        dtype=dtype,
+        param_dtype=dtype,
+        remat=config.model.remat,
+        quantization=config.model.quantization,
+    )
     attention = choose_attention(model, platform="cpu", packed=config.packing)
     model = dataclasses.replace(model, attention=attention)
     _check_heads(config, model.num_heads)

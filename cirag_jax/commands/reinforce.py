@@ -224,6 +224,11 @@ def check_config(config: Config) -> None:
         )
     if config.full_parameters:
         raise UserError("config.full_parameters=true is not supported: GRPO trains an adapter.")
+    if config.model.quantization:
+        raise UserError(
+            f"config.model.quantization={config.model.quantization} must be null: GRPO samples "
+            "with the weights that the adapter is trained on, which the engine needs unquantized."
+        )
     if jax.process_count() > 1:
         raise UserError("GRPO runs in one process only; use the devices of one machine.")
 

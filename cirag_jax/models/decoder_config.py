@@ -10,6 +10,7 @@ from cirag_jax.models.precision import Dtype
 from cirag_jax.models.rope import Rope
 
 Remat = Literal["off", "projections", "full"]
+Quantization = Literal["nf4"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,7 @@ class DecoderConfig:
     causal: bool = True
     dtype: Dtype = "float32"
     param_dtype: Dtype = "float32"
+    quantization: Quantization | None = None
     attention: Implementation = "xla"
     remat: Remat = "off"
     initializer_range: float = 0.02

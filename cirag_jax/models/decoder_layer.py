@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from cirag_jax import sharding
-from cirag_jax.models import experts, precision
+from cirag_jax.models import experts, nf4, precision
 from cirag_jax.models.activations import activate
 from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.decoder_params import EXPERTS, FUSED, PROJECTIONS, layer_parameters
 from cirag_jax.models.low_rank import dropout, low_rank
+from cirag_jax.models.nf4 import Nf4
 from cirag_jax.models.precision import Packed
 from cirag_jax.models.rope import rotate
 
@@ -32,7 +33,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) ->
 
 
 def multiply(
-    x: jax.Array, kernel: jax.Array | Packed, axis: int = 0, dtype: Any = None
+    x: jax.Array, kernel: jax.Array | Packed | Nf4, axis: int = 0, dtype: Any = None
 ) -> jax.Array:
     """Returns ``x`` times ``kernel``, contracting ``axis`` of a kernel that is not `Packed`.
 
@@ -41,6 +42,8 @@ def multiply(
     bf16 instructions, whereas products with bf16 results are slow.
     """
     dtype, scale_O = dtype or x.dtype, None
+    if isinstance(kernel, Nf4):
+        kernel = nf4.dequantize(kernel, x.dtype)
     if isinstance(kernel, Packed):
         kernel, scale_O, axis = kernel.values_OI, kernel.scale_O, 1
     mixed = x.dtype == jnp.float32 and kernel.dtype == jnp.bfloat16
@@ -57,6 +60,16 @@ def multiply(
             contracted = (((x.ndim - 1,), (axis,)), ((), ()))
             y = jax.lax.dot_general(x, kernel, contracted, preferred_element_type=dtype)
     return y[..., :1, :] if single else y
+
+
+def _gather(kernel: Any, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Any:
+    """Gathers a kernel of ``shape`` from the parts of all shards; see `gather_parameter`."""
+    if not isinstance(kernel, Nf4):
+        return sharding.gather_parameter(kernel, shape, axes)
+    whole = nf4.shapes(shape)
+    return Nf4(
+        *(sharding.gather_parameter(*pair, axes) for pair in zip(kernel, whole, strict=True))
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +129,13 @@ class Layer:
 
         def multiply_all(x, *parts):
             kernels = [
-                sharding.gather_parameter(part, *shapes[name])
-                for part, name in zip(parts, names, strict=True)
+                _gather(part, *shapes[name]) for part, name in zip(parts, names, strict=True)
             ]
             return sharding.multiply_columns(multiply, x, kernels)
 
-        if kernels[0].shape != shapes[names[0]][0]:
-            # Kernels split over fsdp are gathered again in the backward pass instead of stored.
+        if kernels[0].shape != shapes[names[0]][0] or isinstance(kernels[0], Nf4):
+            # The backward pass gathers kernels that are split over fsdp, and dequantizes kernels,
+            # again: the results would be large.
             multiply_all = jax.checkpoint(multiply_all)
         return multiply_all(x, *kernels)
 
@@ -179,7 +192,7 @@ class Layer:
 
         def run(h_BTD, *parts):
             router, *kernels = (
-                sharding.gather_parameter(part, *shapes[name])
+                _gather(part, *shapes[name])
                 for part, name in zip(parts, ("router", *EXPERTS), strict=True)
             )
             scores_BTE = multiply(h_BTD, router, dtype=jnp.float32)

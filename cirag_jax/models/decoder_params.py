@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cirag_jax import sharding
+from cirag_jax.models import nf4
 from cirag_jax.models.decoder_config import DecoderConfig
+from cirag_jax.models.nf4 import Nf4
 from cirag_jax.models.precision import Packed, pack_kernel
 from cirag_jax.sharding import ShapesAndAxes
 
@@ -103,6 +105,11 @@ def outer_parameters(config: DecoderConfig) -> ShapesAndAxes:
     return shapes
 
 
+def is_quantized(config: DecoderConfig, name: str) -> bool:
+    """Returns whether a parameter of a layer is `Nf4`."""
+    return config.quantization is not None and name in (*PROJECTIONS, *EXPERTS)
+
+
 def arrange_layers(
     config: DecoderConfig, columns: Mapping[str, Sequence[Any]]
 ) -> tuple[dict[str, Any], ...]:
@@ -138,11 +145,24 @@ def add_parameters(
         setattr(module, name, nnx.Param(value, logical_axes=axes))
 
 
+class Nf4Kernel(nnx.Module):
+    """The parameters of an `Nf4` kernel, which have the logical axes of ``kernel``."""
+
+    def __init__(self, kernel: nnx.Param):
+        axes = kernel.get_metadata()["logical_axes"]
+        for name, value in nf4.quantize(kernel[...])._asdict().items():
+            setattr(self, name, nnx.Param(value, logical_axes=axes))
+
+
 class Layers(nnx.Module):
     """Parameters of all layers, stacked on a leading axis; see `layers_with`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        add_parameters(self, _stacked_parameters(config), config, rngs)
+        parameters = _stacked_parameters(config)
+        add_parameters(self, parameters, config, rngs)
+        for name in parameters:
+            if is_quantized(config, name):
+                setattr(self, name, Nf4Kernel(getattr(self, name)))
 
 
 class Decoder(nnx.Module):
@@ -165,7 +185,10 @@ def abstract_params(config: DecoderConfig, more: ShapesAndAxes | None = None) ->
 
 def to_params(state: nnx.State) -> Params:
     """Returns the arrays of a state as a plain dictionary, the ``params`` of `decoder.forward`."""
-    return nnx.to_pure_dict(state)
+    params = nnx.to_pure_dict(state)
+    layers = params["layers"].items()
+    params["layers"] = {name: Nf4(**x) if isinstance(x, dict) else x for name, x in layers}
+    return params
 
 
 def unstack_layers(tree: Any, config: DecoderConfig | None = None, *, consume: bool = False) -> Any:
@@ -221,7 +244,12 @@ def pack_kernels(config: DecoderConfig, params: Params, int8: bool) -> Params:
 def fsdp_specs(config: DecoderConfig) -> Params:
     """Returns the FSDP sharding of each stacked parameter; see `sharding.fsdp_spec`."""
 
+    def spec(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Any:
+        if is_quantized(config, name):
+            return Nf4(*(sharding.fsdp_spec(axes, each) for each in nf4.shapes(shape)))
+        return sharding.fsdp_spec(axes, shape)
+
     def specs(parameters: ShapesAndAxes) -> Params:
-        return {name: sharding.fsdp_spec(axes, shape) for name, (shape, axes) in parameters.items()}
+        return {name: spec(name, *shape) for name, shape in parameters.items()}
 
     return {**specs(outer_parameters(config)), "layers": specs(_stacked_parameters(config))}

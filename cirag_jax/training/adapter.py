@@ -60,7 +60,13 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     precisions: dict[str, Any] = {"dtype": config.model.dtype}
     if config.full_parameters:
         precisions["param_dtype"] = "float32"
-    base = load_decoder(spec, **precisions, mesh=mesh, remat=config.model.remat)
+    base = load_decoder(
+        spec,
+        **precisions,
+        mesh=mesh,
+        remat=config.model.remat,
+        quantization=config.model.quantization,
+    )
     model_config = base.config
     if config.packing:  # See `decoder_config.choose_attention`.
         attention = choose_attention(model_config, packed=True)
@@ -124,6 +130,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "model": state_lib.absolute(spec),
         "inside": text_prefix(folder),
         "lora": lora_description(lora_config) if lora_config else None,
+        "quantization": config.model.quantization,
         "length": layout.length,
         "prompt": data.prompt_settings,
         "prompt_digest": data.prompt_digest,
@@ -190,6 +197,12 @@ def check_config(config: Config) -> None:
         raise UserError(
             "config.full_parameters=true trains no adapter, so config.lora.start must be null; "
             "merge the adapter into a model (launch/export.py) and set config.model.spec."
+        )
+    check_choice("config.model.quantization", config.model.quantization, (None, "nf4"))
+    if config.full_parameters and config.model.quantization:
+        raise UserError(
+            "config.full_parameters=true trains the weights, which cannot be quantized; set "
+            "config.model.quantization to null."
         )
     check_choice("config.model.remat", config.model.remat, ("off", "projections", "full"))
     buckets = tuple(config.buckets)

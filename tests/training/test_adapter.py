@@ -270,6 +270,11 @@ def test_train_unknown_metric_is_refused(folders, tmp_path, one_device):
         ({"length": 30}, "no supervised tokens in"),
         ({"batch_size": 3, "rows_per_device": 2}, r"batch_size=3 must be a multiple of 2"),
         ({"model.remat": "some"}, r"remat='some' is not one of"),
+        ({"model.quantization": "nf3"}, r"quantization='nf3' is not one of null, nf4"),
+        (
+            {"model.quantization": "nf4", "full_parameters": "true"},
+            "trains the weights, which cannot be quantized",
+        ),
         ({"buckets": "(9, 5)"}, r"buckets=\(9, 5\)"),
         ({"num_steps": 0, "num_epochs": 0}, "num_epochs or config.num_steps must be above 0"),
         ({"chunk": 0}, r"config\.chunk=0"),

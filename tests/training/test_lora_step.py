@@ -1,5 +1,6 @@
 """The LoRA step compared with PEFT and torch's AdamW; accumulation, sharding and dropout."""
 
+import dataclasses
 import types
 import weakref
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import torch
 
 from cirag_jax import sharding
-from cirag_jax.models import decoder_params, lora, precision
+from cirag_jax.models import decoder_params, lora, nf4, precision
 from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.decoder_layer import DEFAULT_LORA
+from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
@@ -45,12 +47,15 @@ def batch(rows=4, length=11, seed=0, share=0.6) -> Batch:
 class Run:
     """A tiny model on a mesh, with its training state and step."""
 
-    def __init__(self, folder, config=LORA, sizes=(1, 1, 1), **fields):
+    def __init__(self, folder, config=LORA, sizes=(1, 1, 1), quantization=None, **fields):
         self.folder, self.lora = folder, config
         _, ours, adapter = tiny_adapter.both(folder, config, **fields)
-        self.config = ours.config
+        self.config = dataclasses.replace(ours.config, quantization=quantization)
         self.mesh = sharding.make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-        self.params = decoder_params.to_params(sharding.shard_state(ours.state, self.mesh))
+        state = sharding.shard_state(ours.state, self.mesh)
+        if quantization:
+            state = load_decoder(str(folder), mesh=self.mesh, quantization=quantization).state
+        self.params = decoder_params.to_params(state)
         tx = optimizer()
         self.state = make_state(adapter, tx, 0, self.mesh)
         self.initial_state = self.state
@@ -111,6 +116,7 @@ def assert_close(actual, expected, atol):
 
 
 MESHES = ((1, 1, 1), (4, 1, 1), (2, 2, 2))
+MIXTURE = {"family": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}
 BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 
 
@@ -192,12 +198,31 @@ def test_train_step_sharded_equals_unsharded(runs, sizes):
 @pytest.mark.parametrize("sizes", [(2, 2, 2)])
 def test_train_step_experts_sharded_equals_unsharded(tmp_path, sizes):
     config = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "o_proj"))
-    fields = {"family": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}
-    plain, sharded = (Run(tmp_path / "base", config, s, **fields) for s in ((1, 1, 1), sizes))
+    plain, sharded = (Run(tmp_path / "base", config, s, **MIXTURE) for s in ((1, 1, 1), sizes))
     assert sharded(batch()) == pytest.approx(plain(batch()), rel=1e-5)
     assert_close(sharded.adapter(), plain.adapter(), ATOL)
     experts = sharded.params["layers"]["expert_up"]
     assert experts.sharding.shard_shape(experts.shape) == (1, 4 // sizes[2], 32 // sizes[1], 20)
+
+
+@pytest.mark.parametrize(("sizes", "fields"), [((1, 1, 1), BIASED), ((2, 2, 2), MIXTURE)])
+def test_train_step_nf4_equals_step_on_dequantized_base(tmp_path, sizes, fields):
+    config = LoraConfig(rank=4, alpha=6.0, targets=("q_proj", "v_proj", "o_proj"))
+    plain = Run(tmp_path / "base", config, **fields)
+    packed = Run(tmp_path / "base", config, sizes, "nf4", **fields)
+    whole = jax.device_put(packed.params["layers"], jax.devices()[0])
+    plain.params["layers"] = {
+        name: nf4.dequantize(x, x.scales.dtype) if isinstance(x, nf4.Nf4) else x
+        for name, x in whole.items()
+    }
+    assert packed(batch()) == pytest.approx(plain(batch()), rel=1e-5)
+    assert_close(packed.adapter(), plain.adapter(), ATOL)
+    codes = packed.params["layers"]["q_proj"].codes
+    assert codes.sharding.shard_shape(codes.shape) == (
+        2,
+        16 // sizes[1],
+        codes.shape[2] // sizes[2],
+    )
 
 
 def test_dropout_depends_on_step_and_micro_batch(tmp_path):

@@ -19,10 +19,11 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.io import replacing, write_json
-from cirag_jax.models import decoder_params
+from cirag_jax.models import decoder_params, nf4
 from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, save_tensors
+from cirag_jax.models.nf4 import Nf4
 from cirag_jax.sharding import ShapesAndAxes
 
 _ROWS = 4096  # rows of an embedding that are compared at a time
@@ -397,7 +398,9 @@ def load_from_source(
     names = match_tensors(where, source.shapes, expected, _canonical, IGNORED)
     dtype = np.dtype(jax.numpy.dtype(config.param_dtype))
     filled = []
-    for path, variable in nnx.to_flat_state(decoder_params.abstract_params(config, more)):
+    like = dict(nnx.to_flat_state(decoder_params.abstract_params(config, more)))
+    dense = dataclasses.replace(config, quantization=None)
+    for path, variable in nnx.to_flat_state(decoder_params.abstract_params(dense, more)):
         parameter = by_path[tuple(str(part) for part in path)]
         target: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         if mesh is not None:
@@ -406,11 +409,28 @@ def load_from_source(
         assemble = _assembler(source, parameter, stored_names, variable.shape, dtype)
         value = jax.make_array_from_callback(variable.shape, target, assemble)
         # Dispatch is asynchronous, so without waiting several host copies would exist at a time.
-        filled.append((path, variable.replace(jax.block_until_ready(value))))
+        jax.block_until_ready(value)
+        if path in like:
+            filled.append((path, variable.replace(value)))
+        else:
+            kernel = {(*path, name): like[*path, name] for name in Nf4._fields}
+            filled.extend(_quantize(value, kernel, mesh))
         # JAX frees a copied host array at Python's next garbage collection; see jax issue 14882.
         del assemble
         gc.collect(0)
     return nnx.from_flat_state(filled)
+
+
+def _quantize(
+    kernel: jax.Array, like: Mapping[Any, nnx.Variable], mesh: jax.sharding.Mesh | None
+) -> list[tuple[Any, nnx.Variable]]:
+    """Returns the variables ``like`` of a kernel in 4 bits; frees the kernel."""
+    targets = None
+    if mesh is not None:
+        targets = Nf4(*(sharding.variable_sharding(each, mesh) for each in like.values()))
+    packed = jax.block_until_ready(jax.jit(nf4.quantize, out_shardings=targets)(kernel))
+    kernel.delete()
+    return [(path, each.replace(x)) for (path, each), x in zip(like.items(), packed, strict=True)]
 
 
 def load_decoder_state(

@@ -16,7 +16,12 @@ from flax import nnx
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object
 from cirag_jax.models.activations import TRANSFORMERS_NAMES
-from cirag_jax.models.decoder_config import DecoderConfig, Remat, choose_attention
+from cirag_jax.models.decoder_config import (
+    DecoderConfig,
+    Quantization,
+    Remat,
+    choose_attention,
+)
 from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.io import decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
@@ -463,11 +468,13 @@ def load_decoder(
     param_dtype: Dtype | None = None,
     mesh: jax.sharding.Mesh | None = None,
     remat: Remat = "off",
+    quantization: Quantization | None = None,
 ) -> TextDecoder:
     """Loads a decoder; see `resolve_decoder` for ``spec``.
 
     ``dtype`` is the compute dtype. The default is bf16, except on a CPU, where it is fp32 because
-    XLA's bf16 is slower. ``param_dtype`` is the dtype of the weights, by default ``dtype``.
+    XLA's bf16 is slower. ``param_dtype`` is the dtype of the weights, by default ``dtype``;
+    ``quantization`` is that of the layers' kernels, which are quantized one parameter at a time.
     Parameters are sharded over ``mesh`` according to their logical axes; without a mesh they are on
     the first device.
     """
@@ -480,7 +487,9 @@ def load_decoder(
     source = None if folder.is_dir() else gguf_weights.open_gguf(folder)
     config, raw = _read_config(folder, source)
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, remat=remat)
-    config = dataclasses.replace(config, attention=choose_attention(config))
+    config = dataclasses.replace(
+        config, attention=choose_attention(config), quantization=quantization
+    )
     model_type = raw["model_type"]
     if source is None:
         state = decoder_weights.load_decoder_state(folder, config, model_type, mesh)

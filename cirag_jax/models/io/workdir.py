@@ -245,7 +245,7 @@ _ADAPTER_FIELDS = (
     *("component", "model", "step", "prompt", "prompt_digest", "own_prompts"),
     "num_candidates",
     "inputs",
-    *("length", "trained_on"),
+    *("quantization", "length", "trained_on"),
 )
 
 
@@ -373,6 +373,8 @@ def _adapter_card(meta: dict[str, Any]) -> str:
             ", a package with quantized weights (GGUF). The weights on the hub differ by rounding. "
             "launch/export.py with `--config.merge=true` exports exactly the trained model"
         )
+    if meta.get("quantization"):
+        note = f", whose weights were quantized ({meta['quantization']}){note}"
     card = pathlib.Path(__file__).with_name("adapter_card.md").read_text("utf-8")
     return card.format(component=component, model=model, base=hub_id(model), note=note)
 
