@@ -9,7 +9,7 @@ checkpoints and metrics to W; run the same command to resume.
 Presets: ``quick`` (the default) trains SmolLM2-135M on 2 CPU cores, on at most 270,000 tokens.
 ``paper`` trains Qwen2.5-7B-Instruct on 4 GPUs with B.4's rank, epochs, batch and learning rate;
 ``llama3_8b`` does so with Llama-3-8B-Instruct; ``qlora`` stores the base in 4 bits, for one GPU
-with 24 GB. None has been run.
+with 24 GB (16.4 GiB according to launch/plan.py). None has been run.
 
 configs/integrator_eval.py evaluates the students below.
 

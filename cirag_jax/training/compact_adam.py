@@ -92,9 +92,7 @@ def scale_by_compact_adam(
         step = mean / (1 - b1**steps) / (corrected + eps)
         return step, *_encode(mean, _SIGNED, draws), *stored
 
-    def update(
-        updates: Any, state: CompactAdamState, params: Any = None
-    ) -> tuple[Any, CompactAdamState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, CompactAdamState]:
         del params
         count = state.count + 1
         leaves, structure = jax.tree.flatten_with_path(updates)

@@ -1,6 +1,7 @@
 """Adam with a compact state: rounding, distance to Adam, memory, sharding and resuming."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ def test_factored_updates_equal_adam_if_squares_have_rank_one():
     # Without momentum, the mean gradient is not rounded.
     ours = scale_by_compact_adam(0.0, B2, EPS, factored=True)
     expected = optax.scale_by_adam(0.0, B2)
-    states = ours.init(tree[0]), expected.init(tree[0])
+    states: Any = ours.init(tree[0]), expected.init(tree[0])
     for gradient in tree:
         (a, first), (b, second) = (
             tx.update(gradient, state) for tx, state in zip((ours, expected), states, strict=True)
@@ -108,8 +109,8 @@ def test_resumed_run_equals_uninterrupted_run_and_is_sharded(tmp_path, factored)
         return apply_gradient(tx, state, gradient, jnp.float32(0))[0]
 
     with jax.set_mesh(mesh):
-        initial_state = make_state(params, tx, 0, mesh)
-        state = step(initial_state)
+        initial_state: Any = make_state(params, tx, 0, mesh)
+        state: Any = step(initial_state)
         with Checkpoints(tmp_path / "c") as checkpoints:
             checkpoints.save(1, state, None, {})
             resumed = checkpoints.restore(1, state).state

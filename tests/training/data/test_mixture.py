@@ -2,6 +2,7 @@
 
 import collections
 import math
+from typing import Any
 
 import grain
 import pytest
@@ -27,7 +28,7 @@ def test_endless_without_weights_shuffles_all_together():
 def test_drawn_counts_the_draws_of_each_set(weights):
     sets = [[(which, i) for i in range(3 + which)] for which in range(len(weights))]
     order = mixture.endless(sets, weights, 0)
-    draws = [order[i] for i in range(300)]
+    draws: Any = [order[i] for i in range(300)]
     for count in (0, 1, 7, 299, 300):
         counts = collections.Counter(which for which, _ in draws[:count])
         assert mixture.drawn(weights, count) == [counts[which] for which in range(len(weights))]
