@@ -238,11 +238,11 @@ def train_step(
         temperature=config.temperature,
         width=embedding_size(graphdef, *filter(None, (params, frozen))),
         dtype=config.model.dtype,
-        drops_units=config.model.dropout > 0 or config.model.lora.dropout > 0,
+        has_dropout=config.model.dropout > 0 or config.model.lora.dropout > 0,
         keep_bytes=limit if config.keep_activations else 0.0,
     )
     batch = place_batch(batch, mesh)
-    key = state.key if settings.drops_units else None
+    key = state.key if settings.has_dropout else None
     if gradient_cache.is_one_program(
         graphdef, params, batch, frozen, settings.width, key, settings.keep_bytes
     ):
@@ -257,12 +257,12 @@ class _StepSettings(NamedTuple):
     temperature: float
     width: int
     dtype: str
-    drops_units: bool
+    has_dropout: bool
     keep_bytes: float
 
 
 def _step(graphdef, tx, settings, state, batch, frozen, run=operator.call):
-    key = run(jax.random.fold_in, state.key, state.step) if settings.drops_units else None
+    key = run(jax.random.fold_in, state.key, state.step) if settings.has_dropout else None
     loss, metrics, gradient = gradient_cache.loss_and_gradient(
         graphdef,
         state.params,
@@ -283,7 +283,8 @@ def _step(graphdef, tx, settings, state, batch, frozen, run=operator.call):
 def compiled_step(exchanges: bool) -> Any:
     """Returns `_step` as one program; ``exchanges`` is whether several devices run it."""
     # XLA overlaps exchanges with other work only with this scheduler, which is off by default.
-    options = {"xla_gpu_enable_latency_hiding_scheduler": True} if exchanges else None
+    has_option = exchanges and jax.default_backend() != "tpu"
+    options = {"xla_gpu_enable_latency_hiding_scheduler": True} if has_option else None
     return jax.jit(_step, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options)
 
 
