@@ -133,7 +133,7 @@ class Closing(abc.ABC):
 
 
 def is_training_workdir(spec: str | None) -> bool:
-    """Returns whether ``spec`` is a folder with checkpoints of a trainer, or with their place."""
+    """Returns whether ``spec`` has checkpoints of a trainer, or a file that names their folder."""
     return spec is not None and (Path(spec).expanduser() / "checkpoints").exists()
 
 

@@ -175,7 +175,7 @@ def constrain_lookup(x_BTD: jax.Array) -> jax.Array:
 
 
 def tensor_ways() -> int:
-    """Returns over how many devices the compiler splits heads and features."""
+    """Returns the number of devices over which the compiler splits heads and features."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape["tensor"] if "tensor" in mesh.auto_axes else 1
 

@@ -49,7 +49,7 @@ def get_config() -> Any:
     # Encoder of the metric family bertscore: a model folder, package:NAME or a hub id.
     config.bertscore = placeholder(str)
     # Run that every other run is compared with; null compares each pair. With many runs, the
-    # correction for all pairs leaves no difference significant.
+    # correction for all pairs leaves few differences significant.
     config.baseline = placeholder(str)
     config.bootstrap_samples = 10_000  # Number of bootstrap resamples, and of permutations.
     config.seed = 0  # Seed for sampling and resampling.

@@ -136,7 +136,7 @@ def rehearse(config: Config) -> RehearsedStep:
         return rehearse_component.get(component, _adapter)(config, mesh)
 
 
-def on_gpu(gpu: mfu.Gpu, config: Config, step: RehearsedStep, traffic: int) -> dict[str, Any]:
+def on_gpu(gpu: mfu.Device, config: Config, step: RehearsedStep, traffic: int) -> dict[str, Any]:
     """Estimates whether a step fits a kind of GPU, and the time of a step and of the run.
 
     A step takes the time of its operations, at ``config.peak_share`` of the GPU's peak, plus the
@@ -156,7 +156,7 @@ def on_gpu(gpu: mfu.Gpu, config: Config, step: RehearsedStep, traffic: int) -> d
 # ---------------------------------------------------------------------------------------- settings
 
 
-def _gpus(config: Config) -> dict[str, mfu.Gpu]:
+def _gpus(config: Config) -> dict[str, mfu.Device]:
     check_choice("config.gpu", config.gpu, (None, *mfu.GPUS))
     if not 0.0 < config.peak_share <= 1.0:
         raise UserError(f"config.peak_share={config.peak_share} must be above 0 and at most 1.")

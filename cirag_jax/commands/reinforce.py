@@ -226,8 +226,8 @@ def check_config(config: Config) -> None:
         raise UserError("config.full_parameters=true is not supported: GRPO trains an adapter.")
     if config.model.quantization:
         raise UserError(
-            f"config.model.quantization={config.model.quantization} must be null: GRPO samples "
-            "with the weights that the adapter is trained on, which the engine needs unquantized."
+            f"config.model.quantization={config.model.quantization} must be null, because GRPO's "
+            "engine samples with unquantized weights, and the adapter must be trained on the same."
         )
     if jax.process_count() > 1:
         raise UserError("GRPO runs in one process only; use the devices of one machine.")

@@ -200,7 +200,7 @@ def _draw_f1(
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:,.9g}")
     axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.set_title("better: higher and further left")
+    axes.set_title("upper left is better")
     axes.set_xlabel(label)
     axes.set_ylabel("F1, %")
     axes.grid(alpha=0.3)

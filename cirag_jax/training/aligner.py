@@ -224,8 +224,8 @@ def train_step(
 ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
     """Runs one optimizer step on a global batch; call it under ``jax.set_mesh(mesh)``.
 
-    Donates ``state``. A batch of one chunk is one program, if its activations may be stored; this
-    saves the gradients' way from program to program. ``run`` calls the compiled functions, see
+    Donates ``state``. If a batch is one chunk whose activations may be stored, the step is one
+    program, so gradients are not passed between programs. ``run`` calls the compiled functions, see
     `rehearsal`. ``frozen`` are the parameters that are not trained.
 
     Returns:

@@ -9,7 +9,7 @@ from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.encoder import EncoderConfig
 
 
-class Gpu(NamedTuple):
+class Device(NamedTuple):
     """A model of GPU or TPU with the values of its data sheet.
 
     Attributes:
@@ -28,14 +28,14 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
-    "B200": Gpu("NVIDIA B200", 180, 2250e12, 8.0e12, "DGX B200 data sheet, an eighth"),
-    "H200": Gpu("NVIDIA H200", 141, 989e12, 4.8e12, "H200 data sheet, SXM"),
-    "H100": Gpu("NVIDIA H100", 80, 989e12, 3.35e12, "H100 data sheet, SXM"),
-    "H100-PCIe": Gpu("NVIDIA H100 PCIe", 80, 756e12, 2.0e12, "H100 data sheet, PCIe"),
-    "A100-80": Gpu("NVIDIA A100", 80, 312e12, 2.039e12, "A100 data sheet, 80 GB SXM"),
-    "A100-40": Gpu("NVIDIA A100", 40, 312e12, 1.555e12, "A100 data sheet, 40 GB SXM"),
-    "L40S": Gpu("NVIDIA L40S", 48, 362e12, 0.864e12, "L40S data sheet"),
-    "A6000": Gpu("NVIDIA RTX A6000", 48, 155e12, 0.768e12, "RTX A6000 data sheet"),
+    "B200": Device("NVIDIA B200", 180, 2250e12, 8.0e12, "DGX B200 data sheet, an eighth"),
+    "H200": Device("NVIDIA H200", 141, 989e12, 4.8e12, "H200 data sheet, SXM"),
+    "H100": Device("NVIDIA H100", 80, 989e12, 3.35e12, "H100 data sheet, SXM"),
+    "H100-PCIe": Device("NVIDIA H100 PCIe", 80, 756e12, 2.0e12, "H100 data sheet, PCIe"),
+    "A100-80": Device("NVIDIA A100", 80, 312e12, 2.039e12, "A100 data sheet, 80 GB SXM"),
+    "A100-40": Device("NVIDIA A100", 40, 312e12, 1.555e12, "A100 data sheet, 40 GB SXM"),
+    "L40S": Device("NVIDIA L40S", 48, 362e12, 0.864e12, "L40S data sheet"),
+    "A6000": Device("NVIDIA RTX A6000", 48, 155e12, 0.768e12, "RTX A6000 data sheet"),
 }
 
 
@@ -45,17 +45,17 @@ _TPU_DOCS = "docs.cloud.google.com/tpu/docs/"
 TPUS = {
     tpu.kind: tpu
     for tpu in (
-        Gpu("TPU v4", 32, 275e12, 1.2e12, _TPU_DOCS + "v4"),
-        Gpu("TPU v5 lite", 16, 197e12, 0.819e12, _TPU_DOCS + "v5e"),
-        Gpu("TPU v5", 95, 459e12, 2.765e12, _TPU_DOCS + "tpu7x, column v5p"),
-        Gpu("TPU v6 lite", 32, 918e12, 1.638e12, _TPU_DOCS + "v6e"),
-        Gpu("TPU7x", 96, 1153.5e12, 3.69e12, _TPU_DOCS + "tpu7x, half a chip"),
+        Device("TPU v4", 32, 275e12, 1.2e12, _TPU_DOCS + "v4"),
+        Device("TPU v5 lite", 16, 197e12, 0.819e12, _TPU_DOCS + "v5e"),
+        Device("TPU v5", 95, 459e12, 2.765e12, _TPU_DOCS + "tpu7x, column v5p"),
+        Device("TPU v6 lite", 32, 918e12, 1.638e12, _TPU_DOCS + "v6e"),
+        Device("TPU7x", 96, 1153.5e12, 3.69e12, _TPU_DOCS + "tpu7x, half a chip"),
     )
 }
 
 
-def gpu_of(kind: str) -> Gpu | None:
-    """Returns the GPU whose name is the longest prefix of ``kind``, or the TPU; None if unknown."""
+def device_of(kind: str) -> Device | None:
+    """Returns the TPU of this name, or the GPU whose name is the longest prefix of it, or None."""
     if kind in TPUS:
         return TPUS[kind]
     known = [gpu for gpu in GPUS.values() if kind.startswith(gpu.kind)]
@@ -64,7 +64,7 @@ def gpu_of(kind: str) -> Gpu | None:
 
 def peak_flops(kind: str) -> float | None:
     """Returns the peak FLOP/s of a device kind, or None if it is not in the table."""
-    gpu = gpu_of(kind)
+    gpu = device_of(kind)
     return None if gpu is None else gpu.flops
 
 

@@ -126,7 +126,7 @@ def _share_of_bandwidth(config: Any, rows: int, cached: int, seconds: float) -> 
     """Returns the bytes read per second in a decoding step, relative to the device's bandwidth."""
     read = 2 * (parameter_count(config) - config.vocab_size * config.d_model)
     read += 4 * rows * cached * config.num_layers * config.num_kv_heads * config.head_dim
-    gpu, rate = mfu.gpu_of(jax.devices()[0].device_kind), read / seconds
+    gpu, rate = mfu.device_of(jax.devices()[0].device_kind), read / seconds
     share = None if gpu is None else round(rate / gpu.bandwidth, 3)
     return {"gigabytes_per_second": round(rate / 1e9, 1), "utilization": share}
 

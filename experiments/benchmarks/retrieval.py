@@ -181,7 +181,7 @@ def _rate(
 ) -> dict[str, Any]:
     """Returns a row for reading ``size`` bytes in ``on_device`` (default: ``whole``) seconds."""
     device = jax.devices()[0]
-    gpu, rate = mfu.gpu_of(device.device_kind), size / (on_device or whole)
+    gpu, rate = mfu.device_of(device.device_kind), size / (on_device or whole)
     return {
         "side": side,
         "batch": batch,

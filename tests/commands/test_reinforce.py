@@ -265,7 +265,7 @@ REFUSED = {
     ),
     "dropout": ({"lora.dropout": 0.1}, "config.lora.dropout=0.1 must be 0"),
     "all parameters": ({"full_parameters": True}, "GRPO trains an adapter"),
-    "quantization": ({"model.quantization": "nf4"}, "quantization=nf4 must be null: GRPO samples"),
+    "quantization": ({"model.quantization": "nf4"}, "quantization=nf4 must be null, because GRPO"),
 }
 
 
