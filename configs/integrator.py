@@ -104,6 +104,9 @@ def base() -> Any:
     """Returns the values that all presets share."""
     config = trainer("integrator")
     config.trajectories = placeholder(object)  # A workdir or .jsonl file, or a tuple of them.
+    # Relative number of examples drawn from each entry of trajectories, such as (2,1); null draws
+    # every example equally often. The length of an epoch stays the same.
+    config.weights = placeholder(object)
     # Loss weights of tokens that name kept candidates, and of tokens that state that nothing is
     # missing; a token of a next query has weight 1.
     config.kept_weight = config.stop_weight = 1.0

@@ -75,6 +75,9 @@ def base() -> Any:
     # A dataset folder, or a tuple of folders. "demo" or null is the built-in dataset, and "lives"
     # has made-up people and works (training/data/lives.py).
     config.folders = placeholder(object)
+    # Relative number of examples drawn from each entry of folders, such as (2,1); null draws
+    # every example equally often. The length of an epoch stays the same.
+    config.weights = placeholder(object)
     # Loss weight of a token of the answer, relative to a token of the preceding facts. Facts are
     # copied and thus learned quickly; the answer to a comparison is a single token.
     config.answer_weight = 1.0

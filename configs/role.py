@@ -26,6 +26,9 @@ def base() -> Any:
     """Returns the values that all presets share."""
     config = integrator.trainer("role")
     config.conversations = placeholder(object)  # A workdir or .jsonl file, or a tuple of them.
+    # Relative number of examples drawn from each entry of conversations, such as (2,1); null draws
+    # every example equally often. The length of an epoch stays the same.
+    config.weights = placeholder(object)
     # Role to train, or a tuple of roles that one student learns: "('reasoner','summarizer')".
     config.role = placeholder(object)
     config.num_examples = 0  # Training examples, drawn at random; 0 is all.

@@ -115,7 +115,8 @@ def _readings(config: Config) -> list[Reading]:
     part = config.data.split, config.data.fold
     for missing in (0.0, 1.0):
         settings = conversations.reading_settings(config, missing=missing, forced=0.0)
-        readings += conversations.read_folders(config, settings, *part)[0]
+        sets, _ = conversations.read_folders(config, settings, *part)
+        readings += [reading for folder_readings in sets for reading in folder_readings]
     return readings
 
 

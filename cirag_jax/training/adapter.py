@@ -30,7 +30,7 @@ from cirag_jax.models.io.pretrained_decoder import (
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy, lora_step, mfu, optimizers
 from cirag_jax.training import state as state_lib
-from cirag_jax.training.data import conversations, packing
+from cirag_jax.training.data import conversations, mixture, packing
 from cirag_jax.training.data.examples import Example, Part
 from cirag_jax.training.data.packing import Layout, MicroBatch
 from cirag_jax.training.fit import BatchIterator, Describe, fit
@@ -92,6 +92,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         num_epochs=config.num_epochs,
         num_steps=config.num_steps,
         max_tokens=config.max_tokens,
+        sizes=data.sizes,
+        weights=config.get("weights"),
     )
     total_steps = len(plan.steps)
     state_lib.announce(
@@ -101,6 +103,9 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         f"{sum(plan.tokens) // total_steps:,} tokens, rows {100 * plan.efficiency():.0f} % full, "
         f"mesh {dict(mesh.shape)}"
     )
+    if data.sizes:
+        drawn = _drawn(config, data, plan, total_steps)["drawn"]
+        state_lib.announce(f"drawn in {total_steps:,} steps: {drawn}")
 
     # ---- Step -----------------------------------------------------------------------------------
     tx = optimizers.make_optimizer(config.optimizer, total_steps)
@@ -167,9 +172,20 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "tokens": sum(plan.tokens[: result.step]),
         "supervised_tokens": sum(plan.supervised[: result.step]),
         "epochs": round(num_trained / len(data.train), 3),
+        **_drawn(config, data, plan, result.step),
         "packing_efficiency": round(plan.efficiency(), 4),
         "seconds": round(time.monotonic() - start, 1),
     }
+
+
+def _drawn(
+    config: Config, data: conversations.Data, plan: packing.Plan, num_steps: int
+) -> dict[str, dict[str, int]]:
+    """Returns ``drawn``: the number of examples of the first steps by source, with weights."""
+    if not data.sizes:
+        return {}
+    sources = map(str, conversations.sources_of(config))
+    return {"drawn": dict(zip(sources, plan.drawn(data.sizes, num_steps), strict=True))}
 
 
 # ---------------------------------------------------------------------------------------- settings
@@ -193,6 +209,10 @@ def check_config(config: Config) -> None:
     check_at_least(0, config, "max_tokens", "num_dev")
     optional = ("num_trajectories", "kept_weight", "stop_weight", "answer_weight")
     check_at_least(0, config, *(name for name in optional if name in config))
+    if field := conversations.SOURCES.get(config.component):
+        names = "config.weights", f"entry of config.{field}"
+        num_sources = len(conversations.sources_of(config))
+        mixture.check_weights(config.get("weights"), num_sources, *names)
     if config.full_parameters and config.lora.start is not None:
         raise UserError(
             "config.full_parameters=true trains no adapter, so config.lora.start must be null; "

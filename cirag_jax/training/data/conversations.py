@@ -3,6 +3,7 @@
 import collections
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
 import types
@@ -54,6 +55,8 @@ class Data(NamedTuple):
       own_prompts: digest of the integrator's prompt in ``config.prompt_file``, or of each role's
         prompts with which the examples were made; saved in the checkpoint. None is this package's
         prompt.
+      sizes: with ``config.weights``, numbers of training examples from each of `sources_of`, one
+        after the other; otherwise empty.
     """
 
     train: list[Example]
@@ -63,6 +66,7 @@ class Data(NamedTuple):
     num_candidates: int = 0
     inputs: Mapping[str, Sequence[Any]] = types.MappingProxyType({})
     own_prompts: str | Mapping[str, str] | None = None
+    sizes: Sequence[int] = ()
 
     @property
     def trained_on(self) -> tuple[str, ...]:
@@ -81,13 +85,22 @@ class Data(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """SHA-256 of all examples."""
-        sha256 = hashlib.sha256()
+        """SHA-256 of all examples, and of ``sizes``."""
+        sha256 = hashlib.sha256(str(self.sizes).encode() if self.sizes else b"")
         for examples in (self.train, self.dev):
             for example in examples:
                 sha256.update(example.tokens_T.tobytes() + example.weight_T.tobytes() + b"|")
             sha256.update(b"||")
         return sha256.hexdigest()
+
+
+# Config field with the files or folders of a component's training examples, if it allows several.
+SOURCES = {"integrator": "trajectories", "reader": "folders", "role": "conversations"}
+
+
+def sources_of(config: Config) -> Sequence[str | None]:
+    """Returns the files or folders of the training examples; None is the built-in dataset."""
+    return _paths(config[SOURCES[config.component]]) or [None]
 
 
 def _sources(examples: Iterable[Example]) -> tuple[str, ...]:
@@ -111,7 +124,7 @@ def load_data(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
             f"config.length={max_length} tokens ({json.dumps(data.counts)}); training needs at "
             "least one example: add data, or raise config.length if they were too long"
         )
-    return data
+    return data if config.get("weights") is not None else data._replace(sizes=())
 
 
 def hold_out(
@@ -137,6 +150,29 @@ def hold_out(
     return train, [item for item in items if name_of(item) in dev_names]
 
 
+def _sizes(items: Iterable[Item], sets: Sequence[Sequence[Item]]) -> list[int]:
+    """Returns how many of ``items`` come from each set; sets may have equal items."""
+    set_of = {id(item): which for which, members in enumerate(sets) for item in members}
+    counts = collections.Counter(set_of[id(item)] for item in items)
+    return [counts[which] for which in range(len(sets))]
+
+
+def _render_sets(
+    render: Callable[[Sequence[Item]], tuple[list[Example], dict[str, int]]],
+    items: Iterable[Item],
+    sizes: Sequence[int],
+) -> tuple[list[Example], dict[str, int], tuple[int, ...]]:
+    """Renders ``sizes`` items of each set; returns their examples, counts and examples per set."""
+    rest, examples, lengths = iter(items), [], []
+    counts: collections.Counter[str] = collections.Counter()
+    for size in sizes:
+        set_examples, set_counts = render(list(itertools.islice(rest, size)))
+        examples += set_examples
+        lengths.append(len(set_examples))
+        counts.update(set_counts)
+    return examples, dict(counts), tuple(lengths)
+
+
 def _check_disjoint(
     train: Iterable[Item], dev: Iterable[Item], name_of: Callable[[Item], str], noun: str
 ) -> None:
@@ -151,13 +187,14 @@ def _check_disjoint(
 
 def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
     """Loads the decisions in trajectories, for the integrator."""
-    candidates, dev, prompt_settings = _trajectories(config)
+    sets, candidates, dev, prompt_settings = _trajectories(config)
     dropped = collections.Counter(
         f"dropped_{reason}"
         for t in candidates
         if (reason := trajectories_lib.drop_reason(t, config.keep))
     )
-    train = _select(config, candidates)
+    drawn = _select(config, candidates)
+    train = trajectories_lib.shuffled(drawn, config.shuffled, config.seed)
 
     def render(
         trajectories: Sequence[Trajectory], weights: Mapping[Part, float]
@@ -175,7 +212,8 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
     own = _own_prompts(config.prompt_file, prompt_settings)
     weights = {Part.FACTS: config.kept_weight, Part.STOP: config.stop_weight}
     with own_prompts.active(own):
-        train_examples, train_counts = render(train, weights)
+        render_train = functools.partial(render, weights=weights)
+        train_examples, train_counts, sizes = _render_sets(render_train, train, _sizes(drawn, sets))
         dev_examples, dev_counts = render(dev, {})
     counts = {
         "num_trajectories": len(train),
@@ -193,6 +231,7 @@ def _decisions(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Dat
         num_candidates,
         _inputs(_paths(config.trajectories)),
         own_prompts.digest(own) if own else None,
+        sizes,
     )
 
 
@@ -220,15 +259,18 @@ def _inputs(paths: Sequence[str]) -> dict[str, list[Any]]:
 
 def _trajectories(
     config: Config,
-) -> tuple[Sequence[Trajectory], Sequence[Trajectory], dict[str, Any]]:
-    """Returns the trajectories to select from, the dev trajectories, and the prompt settings."""
+) -> tuple[
+    Sequence[Sequence[Trajectory]], Sequence[Trajectory], Sequence[Trajectory], dict[str, Any]
+]:
+    """Returns all trajectories by file, those to select from, the dev ones, the prompt settings."""
     paths, dev_paths = _paths(config.trajectories), _paths(config.dev)
     if not paths:
         raise UserError(
             "config.trajectories is required: a workdir of launch/distill.py, or a .jsonl file"
         )
     _warn_of_held_out(map(_sidecar, paths))
-    train = [t for path in paths for t in trajectories_lib.read_trajectories(path)]
+    sets = [trajectories_lib.read_trajectories(path) for path in paths]
+    train = [t for trajectories in sets for t in trajectories]
     dev = [t for path in dev_paths for t in trajectories_lib.read_trajectories(path)]
     units = trajectories_lib.units_of([*train, *dev])
     prompt_settings = _prompt_settings(config, [*paths, *dev_paths], units)
@@ -237,19 +279,18 @@ def _trajectories(
         _check_disjoint(train, dev, lambda t: t.question_id, "questions")
     else:
         train, dev = hold_out(config, train, lambda t: t.question_id)
-    return train, trajectories_lib.select(dev, config.keep), prompt_settings
+    return sets, train, trajectories_lib.select(dev, config.keep), prompt_settings
 
 
 def _select(config: Config, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Selects ``config.num_trajectories`` trajectories, and shuffles candidates in some of them."""
+    """Selects ``config.num_trajectories`` trajectories."""
     kept = trajectories_lib.select(trajectories, config.keep)
     if config.num_trajectories > len(kept):
         raise UserError(
             f"config.num_trajectories={config.num_trajectories} exceeds the {len(kept)} training "
             f"trajectories (config.keep={config.keep}, without dev questions)"
         )
-    drawn = trajectories_lib.select(kept, "all", config.seed, config.num_trajectories)
-    return trajectories_lib.shuffled(drawn, config.shuffled, config.seed)
+    return trajectories_lib.select(kept, "all", config.seed, config.num_trajectories)
 
 
 def _paths(value: Any) -> list[str]:
@@ -343,26 +384,29 @@ def read_folders(
     split: str,
     fold: str | None,
     prefix: str = "config.data.",
-) -> tuple[list[Reading], int]:
-    """Returns the readings of a split in all ``config.folders``, see `make_readings`.
+) -> tuple[list[list[Reading]], int]:
+    """Returns the readings of a split in each of ``config.folders``, see `make_readings`.
 
+    The second result is the number of questions without gold.
     ``config`` is from configs/reader.py or configs/reader_eval.py. If ``fold`` is None, the folds
     for evaluation are excluded from the training split. ``prefix`` precedes ``split`` and ``fold``
     in messages.
     """
-    readings, num_without_gold = [], 0
+    sets: list[list[Reading]] = []
+    num_without_gold = 0
     for folder in _paths(config.folders) or [None]:
         if folder == "lives" and split != "train":
+            sets.append([])
             continue
         dataset, questions = _read_folder(config, folder, split, fold, prefix)
         if split == "train":
             count = config.get("recombined", 0)
             new_questions = comparisons.recombine(dataset, questions, count, config.seed)
             questions = [*questions, *new_questions]
-        new_readings, without_gold = readings_lib.make_readings(dataset, questions, settings)
-        readings += new_readings
+        readings, without_gold = readings_lib.make_readings(dataset, questions, settings)
+        sets.append(readings)
         num_without_gold += without_gold
-    return readings, num_without_gold
+    return sets, num_without_gold
 
 
 def _read_folder(
@@ -384,9 +428,12 @@ def _read_folder(
 def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data:
     """Loads the reader's conversations: questions with evidence, and an answer or a refusal."""
     settings = reading_settings(config)
-    train, without_gold = read_folders(config, settings, config.data.split, config.data.fold)
+    sets, without_gold = read_folders(config, settings, config.data.split, config.data.fold)
+    train = [reading for readings in sets for reading in readings]
     if config.dev.split:
-        dev, _ = read_folders(config, settings, config.dev.split, config.dev.fold, "config.dev.")
+        part = config.dev.split, config.dev.fold
+        dev_sets, _ = read_folders(config, settings, *part, "config.dev.")
+        dev = [reading for readings in dev_sets for reading in readings]
         dev = _draw(dev, config.num_dev, config.seed)
         _check_disjoint(train, dev, lambda reading: reading.question.id, "questions")
     else:
@@ -397,7 +444,8 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         reader_format=settings.reader_format,
         max_length=max_length,
     )
-    train_examples, reasons = render(train, answer_weight=config.get("answer_weight", 1.0))
+    render_train = functools.partial(render, answer_weight=config.get("answer_weight", 1.0))
+    train_examples, reasons, sizes = _render_sets(render_train, train, _sizes(train, sets))
     dev_examples, dev_reasons = render(dev)
     granularities = collections.Counter(reading.granularity for reading in train)
     counts = {
@@ -408,7 +456,8 @@ def _readings(config: Config, tokenizer: ChatTokenizer, max_length: int) -> Data
         "left_out": {**reasons, "without_gold": without_gold},
         "left_out_of_dev": dev_reasons,
     }
-    return Data(train_examples, dev_examples, counts, {"reader_format": settings.reader_format})
+    prompt_settings = {"reader_format": settings.reader_format}
+    return Data(train_examples, dev_examples, counts, prompt_settings, sizes=sizes)
 
 
 # --------------------------------------------------------------------------------------- any role
@@ -436,7 +485,8 @@ def _role_examples(config: Config, tokenizer: ChatTokenizer, max_length: int) ->
     sidecars = [_read_role_sidecar(path) for path in (*paths, *dev_paths)]
     _warn_of_held_out(sidecars[: len(paths)])
     prompt_settings = _role_prompts(sidecars, roles)
-    train = [record for path in paths for record in _read_roles(path, roles)]
+    sets = [_read_roles(path, roles) for path in paths]
+    train = [record for records in sets for record in records]
     if dev_paths:
         dev = [record for path in dev_paths for record in _read_roles(path, roles)]
         dev = _draw(dev, config.num_dev, config.seed)
@@ -448,8 +498,9 @@ def _role_examples(config: Config, tokenizer: ChatTokenizer, max_length: int) ->
             f"config.num_examples={config.num_examples} exceeds the {len(train)} training examples"
         )
     train = _draw(train, config.num_examples, config.seed)
-    train_examples, reasons = role_examples(tokenizer, train, max_length=max_length)
-    dev_examples, dev_reasons = role_examples(tokenizer, dev, max_length=max_length)
+    render = functools.partial(role_examples, tokenizer, max_length=max_length)
+    train_examples, reasons, sizes = _render_sets(render, train, _sizes(train, sets))
+    dev_examples, dev_reasons = render(dev)
     mixture = collections.Counter(record.role for _, record in train)
     listed = ", ".join(f"{mixture[role]:,} of {role}" for role in roles)
     state_lib.announce(f"training examples: {listed}, sum {len(train):,}")
@@ -467,7 +518,13 @@ def _role_examples(config: Config, tokenizer: ChatTokenizer, max_length: int) ->
                 inputs[name].append(value)
     own = sidecars[0][1].get("own_prompts") or None
     return Data(
-        train_examples, dev_examples, counts, prompt_settings, inputs=inputs, own_prompts=own
+        train_examples,
+        dev_examples,
+        counts,
+        prompt_settings,
+        inputs=inputs,
+        own_prompts=own,
+        sizes=sizes,
     )
 
 

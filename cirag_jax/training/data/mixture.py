@@ -14,16 +14,24 @@ _EPOCHS = 1 << 32
 _MAX_RATIO = 10_000  # of two weights; `drawn` takes this number of steps
 
 
-def check_weights(weights: Any, num_sets: int) -> None:
-    """Raises `UserError` unless ``weights`` has a finite number above 0 per set, or is None."""
+def check_weights(
+    weights: Any,
+    num_sets: int,
+    field: str = "config.data.weights",
+    one_set: str = "folder of config.data.dir",
+) -> None:
+    """Raises `UserError` unless ``weights`` has a finite number above 0 per set, or is None.
+
+    ``field`` and ``one_set`` name the weights and a set in the message.
+    """
     if weights is None:
         return
     values = weights if isinstance(weights, tuple | list) else (weights,)
     valid = [type(value) in (int, float) and 0 < value < math.inf for value in values]
     if len(valid) != num_sets or not all(valid) or max(values) > _MAX_RATIO * min(values):
         raise UserError(
-            f"config.data.weights={weights} must have one number above 0 for each folder of "
-            f"config.data.dir ({num_sets}), none over {_MAX_RATIO:,} times another."
+            f"{field}={weights} must have one number above 0 for each {one_set} ({num_sets}), none "
+            f"over {_MAX_RATIO:,} times another."
         )
 
 
@@ -39,6 +47,11 @@ def endless(
     """
     if weights is None:
         sets = [[example for examples in sets for example in examples]]
+    elif not all(sets):
+        raise UserError(
+            f"the data sets have {', '.join(str(len(examples)) for examples in sets)} training "
+            f"examples, but weights={weights} needs at least one of each"
+        )
     orders = [
         grain.MapDataset.source(examples).seed(seed + i).shuffle().repeat(_EPOCHS)
         for i, examples in enumerate(sets)

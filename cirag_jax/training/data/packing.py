@@ -9,6 +9,7 @@ Apart from dropout, losses and gradients are the same as with one example per ro
 """
 
 import bisect
+import collections
 import dataclasses
 import itertools
 import math
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cirag_jax.training.data import mixture
 from cirag_jax.training.data.examples import Example
 from cirag_jax.training.lora_step import Batch
 
@@ -91,6 +93,13 @@ class Plan:
         """Returns the share of real tokens among all tokens, including padding."""
         return sum(self.tokens) / max(sum(self.padded), 1)
 
+    def drawn(self, sizes: Sequence[int], num_steps: int) -> list[int]:
+        """Returns how many examples of the first steps come from each set; see `make_plan`."""
+        ends = list(itertools.accumulate(sizes))
+        rows = itertools.chain.from_iterable(self.steps[:num_steps])
+        counts = collections.Counter(bisect.bisect(ends, i) for row in rows for i in row.places)
+        return [counts[which] for which in range(len(sizes))]
+
 
 def make_plan(
     examples: Sequence[Example],
@@ -100,8 +109,13 @@ def make_plan(
     num_epochs: float = 1.0,
     num_steps: int = 0,
     max_tokens: int = 0,
+    sizes: Sequence[int] = (),
+    weights: Sequence[float] | None = None,
 ) -> Plan:
     """Distributes examples over steps, in a new random order in every epoch.
+
+    With ``weights``, the examples are those of several data sets, one after the other, with
+    ``sizes`` examples each. An epoch is then the next ``len(examples)`` of `mixture.endless`.
 
     Args:
       examples: examples of at most ``layout.length`` tokens.
@@ -110,6 +124,9 @@ def make_plan(
       num_epochs: passes over the examples. For a fraction, the last pass has fewer steps.
       num_steps: number of steps; overrides ``num_epochs`` unless it is 0.
       max_tokens: maximum number of real tokens; 0 is no limit. The plan has at least one step.
+      sizes: number of examples of each data set.
+      weights: relative number of examples drawn from each data set; None draws every example once
+        per epoch.
     """
     if not examples:
         raise ValueError("there are no examples to pack")
@@ -118,7 +135,13 @@ def make_plan(
     targets = [int(np.count_nonzero(example.weight_T[1:])) for example in examples]
     shares = layout.packing and layout.shares_prefixes
     prefixes = _prefixes(examples) if shares else [(b"", 0)] * len(examples)
-    all_steps = _steps(lengths, prefixes, layout, seed, math.inf if num_steps else num_epochs)
+    mixed = None
+    if weights is not None:
+        ends = itertools.accumulate(sizes, initial=0)
+        sets = [range(start, end) for start, end in itertools.pairwise(ends)]
+        mixed = mixture.endless(sets, weights, seed)
+    num_epochs = math.inf if num_steps else num_epochs
+    all_steps = _steps(lengths, prefixes, layout, seed, num_epochs, mixed)
     steps = list(itertools.islice(all_steps, num_steps or None))
     tokens = [sum(row.size(lengths) for row in step) for step in steps]
     if max_tokens:
@@ -243,23 +266,30 @@ def _steps(
     layout: Layout,
     seed: int,
     num_epochs: float,
+    mixed: Sequence[int] | None,
 ) -> Iterator[tuple[Row, ...]]:
-    epoch = 0
+    """Yields the steps of all epochs; ``mixed`` is the order of weighted examples, if any."""
+    epoch, size = 0, len(lengths)
     while epoch < num_epochs:
-        steps = _epoch(lengths, prefixes, layout, np.random.default_rng((seed, epoch)))
+        rng = np.random.default_rng((seed, epoch))
+        if mixed is None:
+            order = rng.permutation(size).tolist()
+        else:
+            order = [mixed[place] for place in range(epoch * size, (epoch + 1) * size)]
+        steps = _epoch(order, lengths, prefixes, layout, rng)
         share = min(num_epochs - epoch, 1.0)
         yield from steps[: max(round(share * len(steps)), 1)]
         epoch += 1
 
 
 def _epoch(
+    order: Sequence[int],
     lengths: Sequence[int],
     prefixes: Sequence[tuple[bytes, int]],
     layout: Layout,
     rng: np.random.Generator,
 ) -> list[tuple[Row, ...]]:
     """Builds rows within windows of a random order, and shuffles them."""
-    order = [int(place) for place in rng.permutation(len(lengths))]
     size = layout.rows_per_step
     rows: list[Row] = []
     groups: list[list[Row]] = []

@@ -51,6 +51,37 @@ def test_load_data_train_and_dev_are_disjoint(folders, tmp_path):
         load(config_of((base, tmp_path / "b"), dev=tmp_path / "a", num_dev=0))
 
 
+def test_load_data_with_weights_has_the_sizes_of_all_files(folders, tmp_path):
+    one = [by_hand.trajectory(number, 2) for number in range(10)]
+    two = [dataclasses.replace(t, teacher="llm") for t in one[:6]]
+    both = f"('{write(tmp_path / 'a', one)}', '{write(tmp_path / 'b', two)}')"
+    settings = {"dev_fraction": 0.3, "shuffled": 0.5}
+    plain = load(config_of((folders[0], both), **settings))
+    data = load(config_of((folders[0], both), weights="(1,2)", **settings))
+    assert data.sizes == tuple(data.counts["teachers"].values()) and sum(data.sizes) == 11
+    assert plain.sizes == () and plain.identity != data.identity  # Only sizes differ.
+    assert sources(plain.train) == sources(data.train) and sources(plain.dev) == sources(data.dev)
+    few = load(config_of((folders[0], both), weights="(1,2)", num_trajectories=6, **settings))
+    assert few.sizes == tuple(few.counts["teachers"].values()) and sum(few.sizes) == 6
+    # With this format, a trajectory has an example for each of its two rounds.
+    own = {**settings, "prompt_format": "paper"}
+    steps = load(config_of((folders[0], both), weights="(1,2)", **own), 4000)
+    assert steps.sizes == tuple(2 * size for size in data.sizes)
+
+
+def test_load_data_reader_with_weights_has_the_sizes_of_all_folders(folders, tmp_path):
+    dataset = tiny.dataset()
+    jsonl.write_dataset(dataset, tmp_path / "all")
+    one = dataclasses.replace(dataset.questions[0], id="other")
+    jsonl.write_dataset(dataclasses.replace(dataset, questions=(one,)), tmp_path / "one")
+    own = {"trajectories": ..., "data.split": "train", "weights": "(1,2)", "dev.split": ""}
+    config = config_of(folders, script="reader", **{**own, "dev_fraction": 0.0})
+    config.folders = (str(tmp_path / "all"), str(tmp_path / "one"))
+    data = load(config, 10_000)
+    assert data.sizes == (len(data.train) - 1, 1) and data.train[-1].source == "other"
+    assert len(data.train) > 2
+
+
 def test_load_data_counts_dropped_and_cut_examples(folders, tmp_path):
     trajectories = [by_hand.trajectory(number) for number in range(4)]
     trajectories[0] = dataclasses.replace(trajectories[0], parse_errors={"no_facts": 1})

@@ -7,7 +7,9 @@ from typing import Any
 import grain
 import pytest
 
+from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
+from cirag_jax.training import adapter
 from cirag_jax.training.data import mixture
 
 
@@ -45,6 +47,26 @@ def test_drawn_counts_the_draws_of_each_set(weights):
 def test_check_weights_refuses_bad_weights(weights):
     with pytest.raises(UserError, match=r"data\.weights=.* each folder of config\.data\.dir \(2\)"):
         mixture.check_weights(weights, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "field"),
+    [("integrator", "trajectories"), ("reader", "folders"), ("role", "conversations")],
+)
+def test_check_config_of_adapter_refuses_bad_weights(script, field):
+    flags = [f"--config.{field}=('a', 'b')", "--config.weights=(1, 2)"]
+    adapter.check_config(load_config(f"configs/{script}.py", flags))
+    config = load_config(f"configs/{script}.py", [*flags, "--config.weights=(1, 0)"])
+    message = rf"config\.weights=\(1, 0\) must .* each entry of config\.{field} \(2\), none over"
+    with pytest.raises(UserError, match=message):
+        adapter.check_config(config)
+    with pytest.raises(UserError, match=r"\(1\), none over"):  # Null is a single source.
+        adapter.check_config(load_config(f"configs/{script}.py", flags[1:]))
+
+
+def test_endless_set_without_examples_is_refused():
+    with pytest.raises(UserError, match=r"have 3, 0 training examples, but weights=\(1, 2\) needs"):
+        mixture.endless([range(3), []], (1, 2), 0)
 
 
 def test_check_weights_accepts_numbers_and_null():

@@ -1,5 +1,7 @@
 """Packing examples into rows and steps, which must not change the loss and gradient."""
 
+import collections
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from cirag_jax.models import decoder, lora
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
-from cirag_jax.training.data import packing
+from cirag_jax.training.data import mixture, packing
 from cirag_jax.training.data.examples import Example
 from cirag_jax.training.data.packing import Layout, Row
 from tests import tiny_decoder
@@ -68,6 +70,27 @@ def test_plan_epoch_has_every_example_once(layout):
     assert packing.make_plan(examples, layout, 8).steps != plan.steps[:per_epoch]
     # A longer plan begins with the shorter one, so that training can be extended.
     assert packing.make_plan(examples, layout, 7, num_steps=5).steps == plan.steps[:5]
+
+
+@pytest.mark.parametrize("layout", [PACKED, BUCKETS])
+def test_plan_with_weights_draws_exact_shares(layout):
+    """Compares every epoch with the order of `mixture.endless`."""
+    examples, settings = make_examples(), {"sizes": (4, 10), "weights": (3, 1)}
+    plan = packing.make_plan(examples, layout, 7, num_epochs=4, **settings)
+    order = mixture.endless([range(4), range(4, 14)], (3, 1), 7)
+    places, start = [list[int]() for _ in range(4)], 0
+    for step in plan.steps:
+        places[start // 14] += [place for row in step for place in row.places]
+        start += sum(len(row.places) for row in step)
+    for epoch, drawn in enumerate(places):
+        assert sorted(drawn) == sorted(order[i] for i in range(14 * epoch, 14 * epoch + 14))
+    counts = collections.Counter(place for drawn in places for place in drawn)
+    assert {counts[i] for i in range(4)} <= {10, 11} and {counts[i] for i in range(4, 14)} == {1, 2}
+    assert plan.drawn((4, 10), len(plan.steps)) == mixture.drawn((3, 1), 56) == [42, 14]
+    first = collections.Counter(place < 4 for row in plan.steps[0] for place in row.places)
+    assert plan.drawn((4, 10), 1) == [first[True], first[False]]
+    assert sum(plan.tokens) == sum(len(examples[i].tokens_T) for i in counts.elements())
+    assert packing.make_plan(examples, layout, 7, num_steps=5, **settings).steps == plan.steps[:5]
 
 
 def test_plan_ends_with_epochs_steps_or_tokens():

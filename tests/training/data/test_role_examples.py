@@ -97,6 +97,8 @@ def test_load_data_of_several_roles_prints_the_mixture(tokenizer, folder, tmp_pa
     data = load(tokenizer, f"('{folder}','{more}')", role, "dev_fraction=0")
     assert data.counts["roles"] == {"summarizer": 11, "reasoner": 11}
     assert "11 of summarizer, 11 of reasoner, sum 22" in capsys.readouterr().err
+    weighted = load(tokenizer, f"('{folder}','{more}')", role, "dev_fraction=0", "weights=(1,3)")
+    assert weighted.sizes == (20, 2) and data.sizes == ()
     drawn = load(tokenizer, folder, role, "dev_fraction=0", "num_examples=5")
     assert sum(drawn.counts["roles"].values()) == 5
     dev = load(tokenizer, folder, role, f"dev={more}")
