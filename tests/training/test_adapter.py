@@ -125,8 +125,12 @@ def test_open_adapter_number_not_finite_names_parameter(trained, monkeypatch):
 
 
 def test_train_resumed_run_equals_uninterrupted_run(folders, tmp_path, one_device, monkeypatch):
-    config = config_of(folders, **{"lora.dropout": 0.2})
-    adapter.train_and_evaluate(config, tmp_path / "whole")
+    twice = f"('{folders[1]}', '{folders[1]}/trajectories.jsonl')"
+    changed = {"lora.dropout": 0.2, "trajectories": twice, "weights": "(1, 3)"}
+    config = config_of(folders, **changed)
+    whole = adapter.train_and_evaluate(config, tmp_path / "whole")
+    drawn = whole["drawn"][str(folders[1])], whole["drawn"][f"{folders[1]}/trajectories.jsonl"]
+    assert sum(drawn) == round(20 * whole["epochs"]) and drawn[1] > 2 * drawn[0] > 0
     calls = iter([False, False, True])
     monkeypatch.setattr(preemption, "out_of_time", lambda *_: next(calls))
     stopped = adapter.train_and_evaluate(config, tmp_path / "cut")
@@ -143,11 +147,10 @@ def test_train_resumed_run_equals_uninterrupted_run(folders, tmp_path, one_devic
         return [(r["step"], n, r[n]) for r in read_metrics(workdir) for n in names if n in r]
 
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    for changes, field in (({"lora.rank": 2}, "lora"), ({"num_trajectories": 3}, "num_traj")):
-        with pytest.raises(UserError, match=rf"was started with {field}"):
-            adapter.train_and_evaluate(
-                config_of(folders, **{"lora.dropout": 0.2, **changes}), tmp_path / "cut"
-            )
+    for name, value in (("lora.rank", 2), ("num_trajectories", 12), ("weights", "(2, 3)")):
+        other = config_of(folders, **{**changed, name: value})
+        with pytest.raises(UserError, match=rf"was started with {name.split('.')[0]}"):
+            adapter.train_and_evaluate(other, tmp_path / "cut")
 
 
 def test_train_unpacked_on_mesh_equals_packed_on_one_device(folders, tmp_path):

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -114,9 +114,6 @@ def make_plan(
 ) -> Plan:
     """Distributes examples over steps, in a new random order in every epoch.
 
-    With ``weights``, the examples are those of several data sets, one after the other, with
-    ``sizes`` examples each. An epoch is then the next ``len(examples)`` of `mixture.endless`.
-
     Args:
       examples: examples of at most ``layout.length`` tokens.
       layout: the sizes of rows and steps.
@@ -124,9 +121,9 @@ def make_plan(
       num_epochs: passes over the examples. For a fraction, the last pass has fewer steps.
       num_steps: number of steps; overrides ``num_epochs`` unless it is 0.
       max_tokens: maximum number of real tokens; 0 is no limit. The plan has at least one step.
-      sizes: number of examples of each data set.
-      weights: relative number of examples drawn from each data set; None draws every example once
-        per epoch.
+      sizes: number of examples of each data set, one after the other; not used without weights.
+      weights: relative number of examples drawn from each data set. An epoch is then the next
+        ``len(examples)`` of `mixture.endless`.
     """
     if not examples:
         raise ValueError("there are no examples to pack")
@@ -266,10 +263,10 @@ def _steps(
     layout: Layout,
     seed: int,
     num_epochs: float,
-    mixed: Sequence[int] | None,
+    mixed: Any,
 ) -> Iterator[tuple[Row, ...]]:
     """Yields the steps of all epochs; ``mixed`` is the order of weighted examples, if any."""
-    epoch, size = 0, len(lengths)
+    size, epoch = len(lengths), 0
     while epoch < num_epochs:
         rng = np.random.default_rng((seed, epoch))
         if mixed is None:
