@@ -221,7 +221,7 @@ def bar(description: str, total: int, unit: str = "text") -> tqdm.tqdm:
 
 
 def one_line(text: str) -> str:
-    """Replaces every run of white space by a space."""
+    """Replaces every run of white space by a space, so a text cannot imitate lines of a prompt."""
     return " ".join(text.split())
 
 

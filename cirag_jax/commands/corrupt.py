@@ -10,9 +10,9 @@ from cirag_jax.commands import backends, identity, task
 from cirag_jax.datasets import corruption, load, triple_files
 from cirag_jax.datasets.corruption import CriticalFact, Edits
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.io import say, write_json, write_lines
+from cirag_jax.io import one_line, say, write_json, write_lines
 from cirag_jax.llm.types import Message, Usage
-from cirag_jax.methods.common.prompt_parts import object_schema, one_line
+from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.requests import Generate, Generated, Program

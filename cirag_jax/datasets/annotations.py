@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cirag_jax.datasets import relations
 from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.io import one_line
 from cirag_jax.types import Passage, Question
 
 _STOP_WORDS = frozenset(
@@ -121,7 +122,7 @@ def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
     """Returns one hop per step, a question or ``head >> relation``; each ``#k`` is a parent."""
     hops = []
     for index, step in enumerate(question.decomposition or ()):
-        text = " ".join(step.question.split()).replace("( ", "(").replace(" )", ")")
+        text = one_line(step.question).replace("( ", "(").replace(" )", ")")
         parents = {int(k) - 1 for k in re.findall(r"#(\d+)", text) if 0 < int(k) <= index}
         head, arrow, relation = text.partition(" >> ")
         if arrow:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from cirag_jax.datasets.chains import passage_text
 from cirag_jax.datasets.chunks import ChunkSettings, Size, num_words, spans
 from cirag_jax.datasets.sentences import sentences_of
+from cirag_jax.io import one_line
 from cirag_jax.types import Passage, Question
 
 UNITS = ("passage", "chunk", "article")
@@ -37,7 +38,7 @@ class Article:
     def text(self, span: range | None = None) -> str:
         """Returns the article, or a span of its sentences, as text for retrieval."""
         sentences = self.sentences if span is None else self.sentences[span.start : span.stop]
-        return passage_text(Passage("", self.title, " ".join(" ".join(sentences).split())))
+        return passage_text(Passage("", self.title, one_line(" ".join(sentences))))
 
 
 class Articles:

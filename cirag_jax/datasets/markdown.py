@@ -19,7 +19,7 @@ from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 from mdit_py_plugins.gfm import gfm_plugin
 
-from cirag_jax.io import replace_surrogates
+from cirag_jax.io import one_line, replace_surrogates
 
 # YAML between lines of --- (pandoc ends it with ...), or TOML between lines of +++.
 _FRONT = re.compile(r"\s*^(---|\+\+\+)[ \t]*\n(.*?)^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -91,7 +91,7 @@ def read_sections(text: str, markdown: bool) -> tuple[str, list[Section]]:
     nodes.sort(key=lambda node: node.type == "footnote_reference")
     footnotes = env.get("footnotes", {"refs": {}, "list": {}})
     for index, node in enumerate(nodes):
-        items = [" ".join(item.split()) for item in _items(node, markdown)]
+        items = [one_line(item) for item in _items(node, markdown)]
         if node.type == "footnote_reference":
             number = footnotes["refs"][f":{node.meta['label']}"]
             notes.append((number if number >= 0 else len(footnotes["list"]), items))
@@ -118,7 +118,7 @@ def _title_line(node: SyntaxTreeNode) -> str:
     """Returns the text of a paragraph that is a title, or ""."""
     content = node.children[0].content.strip() if node.type == "paragraph" else ""
     match = _TITLE.fullmatch(content)
-    return " ".join(match[1].split()) if match and not _ITEM.match(f"\n{content}") else ""
+    return one_line(match[1]) if match and not _ITEM.match(f"\n{content}") else ""
 
 
 @functools.cache
@@ -193,7 +193,7 @@ def _front_matter(text: str) -> tuple[str, str]:
     title = fields.get("title")
     is_text = isinstance(title, (str, int, float)) and not isinstance(title, bool)
     # YAML may have half surrogate pairs.
-    clean = replace_surrogates(" ".join(str(title).split())) if is_text else ""
+    clean = replace_surrogates(one_line(str(title))) if is_text else ""
     return clean, text[match.end() :]
 
 
@@ -233,7 +233,7 @@ def _items(node: SyntaxTreeNode, markdown: bool) -> Iterator[str]:
 def _rows(table: SyntaxTreeNode, markdown: bool) -> Iterator[str]:
     """Yields the rows of a table with column names, or only the names if there are no rows."""
     names, *rows = (
-        [" ".join(" ".join(_items(cell, markdown)).split()) for cell in row.children]
+        [one_line(" ".join(_items(cell, markdown))) for cell in row.children]
         for part in table.children
         for row in part.children
     )

@@ -9,6 +9,8 @@ import re
 import tomllib
 from collections.abc import Mapping
 
+from cirag_jax.io import one_line
+
 _FILE = pathlib.Path(__file__).with_suffix(".toml")
 # Relation -> question for its tail, and noun phrase for its tail; ``{}`` is the head.
 _TEMPLATES: Mapping[str, tuple[str, str]] = {
@@ -26,7 +28,7 @@ _ENDS_IN_PREPOSITION = re.compile(r"\b(as|at|by|for|from|in|into|of|on|to|with)$
 
 def sub_question(relation: str, head: str) -> str:
     """Returns a question that asks for the tail of ``<head; relation; ?>``."""
-    relation = " ".join(relation.split())
+    relation = one_line(relation)
     if relation in _TEMPLATES:
         return _TEMPLATES[relation][0].format(head)
     if relation in _PERSONS:
@@ -40,13 +42,13 @@ def sub_question(relation: str, head: str) -> str:
 
 def is_listed(relation: str) -> bool:
     """Returns whether a relation has a template."""
-    relation = " ".join(relation.split())
+    relation = one_line(relation)
     return relation in _TEMPLATES or relation in _PERSONS
 
 
 def noun_phrase(relation: str, head: str) -> str:
     """Returns a noun phrase for the tail of ``<head; relation; ?>``; "" if there is none."""
-    relation = " ".join(relation.split())
+    relation = one_line(relation)
     if relation in _TEMPLATES:
         return _TEMPLATES[relation][1].format(head)
     if _VERB.match(relation) or _ENDS_IN_PREPOSITION.search(relation):

@@ -16,7 +16,7 @@ import msgspec
 from cirag_jax.datasets import corruption, jsonl
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
-from cirag_jax.io import read_json, replacing, say
+from cirag_jax.io import one_line, read_json, replacing, say
 from cirag_jax.triples import store as stores
 from cirag_jax.triples.store import TripleStore
 from cirag_jax.types import Passage, Triple
@@ -139,7 +139,7 @@ def hipporag_text(passage: Passage) -> str:
 
 
 def _text_key(text: str) -> bytes:
-    return hashlib.md5(" ".join(text.split()).encode()).digest()
+    return hashlib.md5(one_line(text).encode()).digest()
 
 
 def write_hipporag(path: Path, rows: Iterable[tuple[Passage, Sequence[Triple]]]) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.tolerant_json import find_json
@@ -107,7 +108,7 @@ def verdict_schema(rubric: str) -> dict[str, Any]:
 
 def quoted(text: str) -> str:
     """Returns a text on one line as a JSON string, cut after `MAX_CHARS`."""
-    return json.dumps(" ".join(text.split())[:MAX_CHARS], ensure_ascii=False)
+    return json.dumps(one_line(text)[:MAX_CHARS], ensure_ascii=False)
 
 
 class Verdict(NamedTuple):

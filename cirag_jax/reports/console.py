@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from cirag_jax.datasets.sentences import sentences_of
-from cirag_jax.io import visible
+from cirag_jax.io import one_line, visible
 from cirag_jax.types import Passage, Prediction, Sentence, Step, Triple, Unit
 
 WIDTH = 100  # columns
@@ -31,7 +31,7 @@ def render(prediction: Prediction, passages: Mapping[str, Passage]) -> str:
 
 def plain(text: str) -> str:
     """Returns a text on one line, with invisible characters escaped."""
-    return visible(" ".join(text.split()))
+    return visible(one_line(text))
 
 
 def _origin(prediction: Prediction) -> str:

@@ -15,7 +15,7 @@ from absl import logging
 
 from cirag_jax.datasets.formats.files import Source
 from cirag_jax.datasets.records import field_error
-from cirag_jax.io import is_utf8
+from cirag_jax.io import is_utf8, one_line
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
 Triples = Mapping[str, tuple[Triple, ...]]
@@ -165,7 +165,7 @@ def report(path: Path, notes: Mapping[str, int]) -> None:
 
 
 def _digest(title: str, text: str) -> bytes:
-    return hashlib.md5(" ".join(f"{title}\n{text}".split()).encode()).digest()
+    return hashlib.md5(one_line(f"{title}\n{text}").encode()).digest()
 
 
 # ---------------------------------------------------------------------------------------- fields

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message, Token
 from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import NO_MINIMUM, search
 from cirag_jax.methods.common.writing import (
     AnswerFormat,

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.prompt_parts import object_schema, one_line
+from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.reading import (
     NO_MINIMUM,
     ReaderFormat,

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cirag_jax.errors import UserError
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag.prompts import parse_facts, render_facts
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (

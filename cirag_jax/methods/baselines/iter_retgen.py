@@ -4,8 +4,8 @@ import collections
 import dataclasses
 from typing import Literal
 
+from cirag_jax.io import one_line
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieved

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import object_schema, one_line
+from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.reading import (
     NO_MINIMUM,
     ReaderFormat,

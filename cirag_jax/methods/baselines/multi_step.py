@@ -4,9 +4,9 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
+from cirag_jax.io import one_line
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import NO_MINIMUM, ReaderFormat, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program

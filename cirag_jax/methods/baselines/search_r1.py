@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import NO_MINIMUM, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, RequestError

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 
 from cirag_jax.datasets.chains import query_text, triple_text
 from cirag_jax.errors import UserError
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import request_triples, triple_line
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import object_schema, one_line
+from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.refusals import refuses
 from cirag_jax.methods.common.short_answers import parse_short_answer

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag.decisions import Decision, Section
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.types import Sentence, Step, Triple, Unit
 
 Units = Literal["triple", "sentence"]

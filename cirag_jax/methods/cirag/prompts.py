@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag import compact
 from cirag_jax.methods.cirag.decisions import Decision, Section
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import conversation_hash, one_line
+from cirag_jax.methods.common.prompt_parts import conversation_hash
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.triples.normalization import Normalization, normalize, triple_key

@@ -8,11 +8,6 @@ from typing import Any
 from cirag_jax.llm.types import Message
 
 
-def one_line(text: str) -> str:
-    """Returns ``text`` on one line, so it cannot imitate other lines of a prompt."""
-    return " ".join(text.split())
-
-
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the JSON schema of an object with exactly these properties."""
     return {

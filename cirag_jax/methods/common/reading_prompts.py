@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import conversation_hash, one_line
+from cirag_jax.methods.common.prompt_parts import conversation_hash
 from cirag_jax.methods.common.refusals import refuses
 
 UNANSWERABLE = "Unanswerable"

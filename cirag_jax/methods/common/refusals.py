@@ -7,6 +7,8 @@ is not.
 
 import re
 
+from cirag_jax.io import one_line
+
 _ADVERBS = r"(?:\w+ly |be |been ){0,2}"
 _SAID = (
     r"(?:mentioned|provided|specified|stated|given|listed|included|named|indicated|disclosed|"
@@ -72,7 +74,7 @@ _MAX_CHARS = 2_000  # Only the end of a longer text is checked.
 def refuses(answer: str) -> bool:
     """Returns whether an answer is a refusal; a hedged answer is not."""
     answer = answer[-_MAX_CHARS:].casefold().replace("\u2019", "'")
-    text = " ".join(answer.split()).strip(" .!\"'*")
+    text = one_line(answer).strip(" .!\"'*")
     for short, long in _SHORT_FORMS:
         text = text.replace(short, long)
     text = _HEDGE.sub("", text).strip(" .!\"'") or text.strip("()")

@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import object_schema, one_line
+from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.common.written_answers import FINAL
 from cirag_jax.types import Passage

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from cirag_jax.datasets.annotations import fill, hops_of
 from cirag_jax.datasets.chains import UnitKind, triple_text
 from cirag_jax.datasets.sentences import split_sentences
+from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import one_line
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import Passage, Question, Triple
