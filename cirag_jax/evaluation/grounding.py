@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 from cirag_jax.evaluation.judge_prompts import MAX_CHARS, quoted
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.runtime.requests import Generate, Generated, Program
 
@@ -79,14 +80,14 @@ def faithfulness(
     Requests the statements, and then one verdict for each.
     """
     request = statement_messages(question, answer)
+    schema = object_schema({"statements": _list_of("string")})
     statements, errors = yield from _ask(
-        STATEMENTS, request, _list_schema("statements", "string"), parse_statements, constrained,
-        retries,
-    )  # fmt: skip
+        STATEMENTS, request, schema, parse_statements, constrained, retries
+    )
     if statements is None:
         return {"right": None, "parse_errors": errors}
     count = len(statements)
-    schema = _list_schema("supported", "boolean", count)
+    schema = object_schema({"supported": _list_of("boolean", count)})
     supported, more_errors = yield from _ask(
         SUPPORT,
         support_messages(evidence, statements),
@@ -101,9 +102,8 @@ def faithfulness(
 
 def relevancy(answer: str, constrained: bool, retries: int) -> Program[Verdict]:
     """Requests questions that the answer answers; the score is 0 if it is noncommittal."""
-    schema = _list_schema("questions", "string", NUM_QUESTIONS)
-    schema["properties"]["noncommittal"] = {"type": "boolean"}
-    schema["required"].append("noncommittal")
+    questions = _list_of("string", NUM_QUESTIONS)
+    schema = object_schema({"questions": questions, "noncommittal": {"type": "boolean"}})
     reply, errors = yield from _ask(
         QUESTIONS, question_messages(answer), schema, parse_questions, constrained, retries
     )
@@ -229,12 +229,7 @@ def _ask(
     return value, errors
 
 
-def _list_schema(key: str, item: str, count: int | None = None) -> dict[str, Any]:
-    """Returns the schema of an object with a list of ``count`` items, or at least one."""
+def _list_of(item: str, count: int | None = None) -> dict[str, Any]:
+    """Returns the schema of a list of ``count`` items, or of at least one."""
     bounds = {"minItems": count or 1, "maxItems": count or MAX_STATEMENTS}
-    return {
-        "type": "object",
-        "properties": {key: {"type": "array", "items": {"type": item}, **bounds}},
-        "required": [key],
-        "additionalProperties": False,
-    }
+    return {"type": "array", "items": {"type": item}, **bounds}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.common.verdicts import leading_word
 
@@ -96,13 +97,7 @@ def ask_again(messages: Sequence[Message], reply: str, rubric: str) -> tuple[Mes
 
 def verdict_schema(rubric: str) -> dict[str, Any]:
     """Returns the JSON schema of a reply."""
-    verdict = RUBRICS[rubric].verdict
-    schema = {
-        "type": "object",
-        "properties": {verdict: {"type": "boolean"}},
-        "required": [verdict],
-        "additionalProperties": False,
-    }
+    schema = object_schema({RUBRICS[rubric].verdict: {"type": "boolean"}})
     return dict(PROMPTS[rubric].schema(schema))
 
 

@@ -10,8 +10,9 @@ from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.prompt_parts import object_schema
+from cirag_jax.methods.common.prompt_parts import example_turns, object_schema
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
+from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (
@@ -125,9 +126,8 @@ _INSTRUCTION = (
 )
 _EXAMPLES = (
     (
-        "In which country is the town where Mira Solheim was born?",
-        '{"queries": ["Where was Mira Solheim born?", '
-        '"In which country is the town where Mira Solheim was born?"]}',
+        EXAMPLE_QUERY,
+        f'{{"queries": ["Where was Mira Solheim born?", "{EXAMPLE_QUERY}"]}}',
     ),
     (
         "Who is older, the director of Kveld or the director of Nattlys?",
@@ -139,14 +139,10 @@ _EXAMPLES = (
 
 def decomposition_messages(question: str, max_queries: int) -> tuple[Message, ...]:
     """Returns the conversation that requests sub-queries."""
-    examples = [
-        Message(role, content)
-        for asked, queries in _EXAMPLES
-        for role, content in (("user", f"Question: {asked}"), ("assistant", queries))
-    ]
+    examples = ((f"Question: {asked}", queries) for asked, queries in _EXAMPLES)
     instruction = _INSTRUCTION.format(limit=max_queries)
     turn = Message("user", f"Question: {one_line(question)}")
-    return PROMPT.conversation(instruction, examples, turn)
+    return PROMPT.conversation(instruction, example_turns(*examples), turn)
 
 
 def queries_schema(max_queries: int) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from cirag_jax.methods.common import reading_prompts
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.prompt_parts import object_schema
+from cirag_jax.methods.common.prompt_parts import example_turns, object_schema
 from cirag_jax.methods.common.reading import (
     NO_MINIMUM,
     ReaderFormat,
@@ -212,22 +212,20 @@ DEDUCTION_SCHEMA: Mapping[str, Any] = object_schema({"question": _STRING, "answe
 
 Pairs = Sequence[tuple[str, str]]  # Sub-questions with their answers.
 
-_EXAMPLE = "In which country is the town where Mira Solheim was born?"
 _SOLVED = (("Where was Mira Solheim born?", "Lindvik"), ("In which country is Lindvik?", "Norway"))
 
 
 def deduction_messages(question: str, pairs: Pairs) -> tuple[Message, ...]:
     """Returns the conversation that requests the next sub-question and a guess."""
-    examples = [
-        message
-        for number, (sub_question, answer) in enumerate(_SOLVED)
-        for message in (
-            Message("user", _state(_EXAMPLE, _SOLVED[:number])),
-            Message("assistant", f'{{"question": "{sub_question}", "answer": "{answer}"}}'),
+    examples = (
+        (
+            _state(reading_prompts.EXAMPLE_QUERY, _SOLVED[:number]),
+            f'{{"question": "{sub_question}", "answer": "{answer}"}}',
         )
-    ]
+        for number, (sub_question, answer) in enumerate(_SOLVED)
+    )
     turn = Message("user", _state(question, pairs))
-    return _DEDUCTION.conversation(_DEDUCE, examples, turn)
+    return _DEDUCTION.conversation(_DEDUCE, example_turns(*examples), turn)
 
 
 def grounding_messages(

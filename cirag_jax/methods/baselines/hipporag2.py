@@ -14,6 +14,7 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.cirag.prompts import parse_facts, render_facts
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
+from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (
     Generate,
@@ -180,7 +181,6 @@ _INSTRUCTION = (
     'dropped. Answer with one JSON object and nothing else: {"fact": [["subject", "relation", '
     '"object"]]}. If no fact helps, write {"fact": []}.'
 )
-_EXAMPLE_QUERY = "In which country is the town where Mira Solheim was born?"
 _EXAMPLE = (
     Triple("Mira Solheim", "born in", "Lindvik"),
     Triple("Mira Solheim", "profession", "cellist"),
@@ -199,5 +199,5 @@ def recognition_messages(
         return Message("user", f"Question: {one_line(question)}\nFacts: {listed}")
 
     kept = render_facts([_EXAMPLE[0], _EXAMPLE[3]], normalization)
-    example = (turn(_EXAMPLE_QUERY, _EXAMPLE), Message("assistant", kept))
+    example = (turn(EXAMPLE_QUERY, _EXAMPLE), Message("assistant", kept))
     return PROMPT.conversation(_INSTRUCTION, example, turn(query, triples))

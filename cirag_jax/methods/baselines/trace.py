@@ -18,6 +18,7 @@ from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import request_triples, triple_line
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.prompt_parts import example_turns
 from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import (
@@ -316,15 +317,13 @@ def option_messages(
     question: str, chain: Sequence[str], options: Sequence[str]
 ) -> tuple[Message, ...]:
     """Returns the conversation whose next token is the letter of an option."""
-    examples: list[Message] = []
+    examples = []
     for used, letter in _EXAMPLE_STEPS:
         shown = [_EXAMPLE_TRIPLES[number] for number in used]
         others = [text for text in _EXAMPLE_TRIPLES if text not in shown]
-        examples.append(Message("user", _turn(_EXAMPLE_QUESTION, shown, others)))
-        examples.append(Message("assistant", letter))
-    return _CHOICE.conversation(
-        _INSTRUCTION, examples, Message("user", _turn(question, chain, options))
-    )
+        examples.append((_turn(_EXAMPLE_QUESTION, shown, others), letter))
+    turn = Message("user", _turn(question, chain, options))
+    return _CHOICE.conversation(_INSTRUCTION, example_turns(*examples), turn)
 
 
 def _turn(question: str, chain: Sequence[str], options: Sequence[str]) -> str:

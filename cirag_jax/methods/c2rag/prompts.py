@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import object_schema
+from cirag_jax.methods.common.prompt_parts import example_turns, object_schema
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.refusals import refuses
 from cirag_jax.methods.common.short_answers import parse_short_answer
@@ -158,15 +158,12 @@ def plan_messages(
     shape = render_plan([Constraint("...", "...", "...", ("...",))], num_variants)
     variants = _VARIANTS_TASK.format(count=num_variants - 1) if num_variants > 1 else ""
     task = _TASK.format(most=max_constraints, variants=variants, shape=shape)
-    examples = [
-        message
+    examples = (
+        (f"Question: {example}", render_plan(constraints, num_variants))
         for example, constraints in _EXAMPLES[:num_examples]
-        for message in (
-            Message("user", f"Question: {example}"),
-            Message("assistant", render_plan(constraints, num_variants)),
-        )
-    ]
-    return PLANNER.conversation(task, examples, Message("user", f"Question: {question}"))
+    )
+    turn = Message("user", f"Question: {question}")
+    return PLANNER.conversation(task, example_turns(*examples), turn)
 
 
 def ask_again(messages: Sequence[Message], response: str, problem: str) -> tuple[Message, ...]:

@@ -13,7 +13,7 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.common import extraction_prompts
 from cirag_jax.methods.common.extraction_prompts import MAX_ITEMS, Parts
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import conversation_hash
+from cirag_jax.methods.common.prompt_parts import conversation_hash, example_turns
 from cirag_jax.methods.common.tolerant_json import MAX_CHARS
 from cirag_jax.types import Passage
 
@@ -63,12 +63,10 @@ _PLACEHOLDERS = re.compile(r"\b(head|tail) entity\b|^\s*head\s*;\s*relation\s*;\
 
 def messages(passage: Passage, dialect: str) -> tuple[Message, ...]:
     """Returns the conversation that requests the triples of a passage."""
-    example = (
-        Message("user", extraction_prompts.passage_turn(extraction_prompts.EXAMPLE)),
-        Message("assistant", render(_EXAMPLES[dialect])),
-    )
-    turn = Message("user", extraction_prompts.passage_turn(passage))
-    return PROMPT.conversation(_TASKS[dialect], example, turn)
+    passage_turn = extraction_prompts.passage_turn
+    example = (passage_turn(extraction_prompts.EXAMPLE), render(_EXAMPLES[dialect]))
+    turn = Message("user", passage_turn(passage))
+    return PROMPT.conversation(_TASKS[dialect], example_turns(example), turn)
 
 
 def render(triples: tuple[Parts, ...]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.prompt_parts import conversation_hash, object_schema
+from cirag_jax.methods.common.prompt_parts import conversation_hash, example_turns, object_schema
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.types import Passage
 
@@ -84,22 +84,16 @@ EXAMPLE_TRIPLES: tuple[Parts, ...] = (
 
 def entity_messages(passage: Passage) -> tuple[Message, ...]:
     """Returns the conversation that requests the named entities of a passage."""
-    example = (
-        Message("user", passage_turn(EXAMPLE)),
-        Message("assistant", render_entities(_EXAMPLE_ENTITIES)),
-    )
+    example = (passage_turn(EXAMPLE), render_entities(_EXAMPLE_ENTITIES))
     turn = Message("user", passage_turn(passage))
-    return ENTITIES.conversation(_ENTITIES_TASK, example, turn)
+    return ENTITIES.conversation(_ENTITIES_TASK, example_turns(example), turn)
 
 
 def triple_messages(passage: Passage, entities: Sequence[str]) -> tuple[Message, ...]:
     """Returns the conversation that requests the triples of a passage, given its entities."""
-    example = (
-        Message("user", _triples_text(EXAMPLE, _EXAMPLE_ENTITIES)),
-        Message("assistant", render_triples(EXAMPLE_TRIPLES)),
-    )
+    example = (_triples_text(EXAMPLE, _EXAMPLE_ENTITIES), render_triples(EXAMPLE_TRIPLES))
     turn = Message("user", _triples_text(passage, entities))
-    return TRIPLES.conversation(_TRIPLES_TASK, example, turn)
+    return TRIPLES.conversation(_TRIPLES_TASK, example_turns(example), turn)
 
 
 def passage_turn(passage: Passage) -> str:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from cirag_jax.errors import UserError
 from cirag_jax.io import write_text
 from cirag_jax.llm.types import Message
+from cirag_jax.methods.common.prompt_parts import example_turns
 from cirag_jax.runtime.requests import Program
 
 _T = TypeVar("_T")
@@ -118,12 +119,7 @@ class Prompt:
         first = dataclasses.replace(first, content=content + appended)
         if own is None:
             return (first, *examples, *turns)
-        shown = (
-            Message(role, text)
-            for example in own.examples
-            for role, text in zip(_TURNS, example, strict=True)
-        )
-        return (first, *shown, *map(self._translated, turns))
+        return (first, *example_turns(*own.examples), *map(self._translated, turns))
 
     def _translated(self, turn: Message) -> Message:
         if turn.role != "user":

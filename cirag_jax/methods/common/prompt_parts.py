@@ -8,6 +8,15 @@ from typing import Any
 from cirag_jax.llm.types import Message
 
 
+def example_turns(*pairs: tuple[str, str]) -> tuple[Message, ...]:
+    """Returns worked examples, each a user turn and the response to it, as messages."""
+    return tuple(
+        Message(role, text)
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    )
+
+
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the JSON schema of an object with exactly these properties."""
     return {

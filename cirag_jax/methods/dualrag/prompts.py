@@ -12,6 +12,7 @@ from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.prompt_parts import object_schema
+from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
 from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.common.written_answers import FINAL
 from cirag_jax.types import Passage
@@ -104,7 +105,6 @@ _ANSWER = (
 )
 _AGAIN = "That is not the JSON object asked for. Write it again, complete and short, nothing else."
 
-_QUESTION = "In which country is the town where Mira Solheim was born?"
 _MIRA = {"Mira Solheim": ["Mira Solheim is a cellist who was born in Lindvik."]}
 _BOTH = {**_MIRA, "Lindvik": ["Lindvik is a small town on the coast of Norway."]}
 _MISSING = (
@@ -124,7 +124,7 @@ def reasoning_messages(
         message
         for known, number, needs in rounds
         for message in (
-            _turn(render_outline(known), _QUESTION, _MISSING[:number]),
+            _turn(render_outline(known), EXAMPLE_QUERY, _MISSING[:number]),
             Message("assistant", _thought_json(_MISSING[number], needs)),
         )
     ]
@@ -152,9 +152,9 @@ def entity_messages(
     ``names`` are the entities of the outline, or the allowed names.
     """
     examples = (
-        _turn(render_outline({}), _QUESTION, _MISSING[:1], _listed(("Mira Solheim",))),
+        _turn(render_outline({}), EXAMPLE_QUERY, _MISSING[:1], _listed(("Mira Solheim",))),
         Message("assistant", _entities_json("Mira Solheim", "Where was Mira Solheim born?")),
-        _turn(render_outline(_MIRA), _QUESTION, _MISSING[:2], _listed(("Mira Solheim",))),
+        _turn(render_outline(_MIRA), EXAMPLE_QUERY, _MISSING[:2], _listed(("Mira Solheim",))),
         Message("assistant", _entities_json("Lindvik", "Lindvik", "country of the town Lindvik")),
     )
     turn = _turn(knowledge, question, thoughts, _listed(names))

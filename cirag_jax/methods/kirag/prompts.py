@@ -16,11 +16,12 @@ from cirag_jax.datasets.sentences import split_sentences
 from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.own_prompts import Prompt
+from cirag_jax.methods.common.prompt_parts import example_turns
 from cirag_jax.methods.common.reading_prompts import EXAMPLE_QUERY
+from cirag_jax.methods.common.written_answers import FINAL
 from cirag_jax.triples.normalization import normalize
 from cirag_jax.types import Passage, Question, Triple
 
-FINAL = "So the answer is"
 THOUGHT = "Thought:"
 NOUNS: Mapping[str, str] = {
     "triple": "knowledge triples",
@@ -152,10 +153,8 @@ def _context(candidates: Sequence[str], kind: UnitKind) -> str:
 def _worked_example(kind: UnitKind) -> tuple[Message, ...]:
     context = _EXAMPLE[kind]
     chain = (context[-1], context[-2])
-    return (
-        Message("user", f"Context:\n{_context(context, kind)}\n\nQuestion: {EXAMPLE_QUERY}"),
-        Message("assistant", render_chain(chain, kind, answer=_EXAMPLE_ANSWER)),
-    )
+    turn = f"Context:\n{_context(context, kind)}\n\nQuestion: {EXAMPLE_QUERY}"
+    return example_turns((turn, render_chain(chain, kind, answer=_EXAMPLE_ANSWER)))
 
 
 def demonstration(question: Question) -> tuple[Message, ...] | None:
@@ -177,10 +176,8 @@ def demonstration(question: Question) -> tuple[Message, ...] | None:
     if len(chain) < len(hops) or not chain or not question.answers:
         return None
     texts = [triple_text(triple) for triple in chain]
-    return (
-        Message("user", f"Question: {question.question}"),
-        Message("assistant", render_chain(texts, "triple", answer=question.answers[0])),
-    )
+    rendered = render_chain(texts, "triple", answer=question.answers[0])
+    return example_turns((f"Question: {question.question}", rendered))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
