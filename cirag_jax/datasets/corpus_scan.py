@@ -23,9 +23,8 @@ class CorpusScan(Closing):
             self._by_id = demo.build().corpus
             return
         if not formats.is_own(Path(folder)):
-            self._by_id = {
-                passage.id: passage for passage in formats.iterate_passages(Path(folder))
-            }
+            dataset = formats.read(Path(folder), corpus=False, questions=False, triples=False)
+            self._by_id = dataset.corpus
             return
         path = Path(folder).expanduser() / CORPUS
         if not path.is_file():

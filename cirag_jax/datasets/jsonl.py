@@ -264,6 +264,14 @@ def question_record(question: Question) -> dict[str, Any]:
     return record
 
 
+def passage_record(passage: Passage) -> dict[str, Any]:
+    """Returns a passage as a record, without a field of sentences if it has none."""
+    record = dataclasses.asdict(passage)
+    if passage.sentences is None:
+        del record["sentences"]
+    return record
+
+
 def openie_record(passage_id: str, triples: Sequence[Triple]) -> dict[str, Any]:
     """Returns the triples of a passage as a record of ``openie.jsonl``."""
     entities = dict.fromkeys(part for triple in triples for part in (triple.head, triple.tail))

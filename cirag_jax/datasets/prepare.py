@@ -119,7 +119,7 @@ def convert(
     Args:
       source: a folder, a zip archive or a file.
       out: the folder to write.
-      format: one of `formats.READABLE`; None recognizes the format.
+      format: one of `formats.FORMATS`; None recognizes the format.
       passages: a file or folder of the passages, if ``source`` does not contain them.
       corpus: corpus policy.
       split: the only split whose questions to keep; None keeps all.

@@ -16,7 +16,7 @@ from absl import logging
 
 from cirag_jax.datasets.benchmarks.base import OfficialBuilder
 from cirag_jax.datasets.benchmarks.corpora import CorpusSource, Reporter, check_source
-from cirag_jax.datasets.jsonl import CORPUS, OPENIE, QUESTIONS, question_record
+from cirag_jax.datasets.jsonl import CORPUS, OPENIE, QUESTIONS, passage_record, question_record
 from cirag_jax.datasets.passage_file import IdTable, PassageFile, PassagesById
 from cirag_jax.errors import UserError
 from cirag_jax.io import remove_parts, replacing, say, write_json, write_lines
@@ -95,10 +95,7 @@ def _copied(source: CorpusSource, names: Names, table: IdTable) -> Iterator[dict
         table.add(passage.id)
         found = _Found(passage.id, len(passage.sentences or ()))
         names.add(passage.title if by_title else passage.id, found)
-        record = dataclasses.asdict(passage)
-        if passage.sentences is None:
-            del record["sentences"]
-        yield record
+        yield passage_record(passage)
     if table.finish():
         _refuse_repeats(source, table)
     check_source(source, len(table) + source.num_empty, source.corpus.file.sha256)

@@ -3,7 +3,7 @@
 Each module has one format; `FORMATS` lists them in the order in which they are recognized.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from cirag_jax.datasets import jsonl
@@ -11,7 +11,7 @@ from cirag_jax.datasets.formats import beir, flashrag, hipporag, pairs, search_r
 from cirag_jax.datasets.formats.base import Format, Reader, report, resolve, unique_passages
 from cirag_jax.datasets.formats.files import Source
 from cirag_jax.errors import UserError
-from cirag_jax.types import Dataset, Passage
+from cirag_jax.types import Dataset
 
 FORMATS: Mapping[str, Format] = {
     "hipporag": hipporag.FORMAT,
@@ -23,19 +23,16 @@ FORMATS: Mapping[str, Format] = {
     "sentence_transformers": pairs.TRIPLETS,
     "hf": tables.FORMAT,
 }
-READABLE = tuple(name for name, found in FORMATS.items() if found.reader is not None)
 WRITABLE = tuple(name for name, found in FORMATS.items() if found.write is not None)
 
 
 def is_own(path: Path) -> bool:
     """Returns whether a path is to be read as our own dataset folder."""
     path = path.expanduser()
-    return not path.exists() or (path.is_dir() and _is_own_folder(path))
-
-
-def _is_own_folder(path: Path) -> bool:
-    if (path / jsonl.QUESTIONS).is_file():
+    if not path.exists() or (path / jsonl.QUESTIONS).is_file():
         return True
+    if not path.is_dir():
+        return False
     return not any(found.recognizes(Source(path)) for found in FORMATS.values())
 
 
@@ -43,15 +40,13 @@ def open_reader(path: Path, name: str | None = None) -> Reader:
     """Returns a reader of the format ``name``; None recognizes the format."""
     source = Source(path)
     if name is None:
-        name = next((n for n, f in FORMATS.items() if f.reader and f.recognizes(source)), None)
+        name = next((name for name, f in FORMATS.items() if f.recognizes(source)), None)
     if name is None:
         raise UserError(
-            f"{path} has none of the known formats ({', '.join(READABLE)}); docs/coming_from.md "
+            f"{path} has none of the known formats ({', '.join(FORMATS)}); docs/coming_from.md "
             "lists the files of each."
         )
-    reader = FORMATS[name].reader
-    assert reader is not None
-    return reader(source)
+    return FORMATS[name].reader(source)
 
 
 def read(
@@ -77,10 +72,3 @@ def write(name: str, dataset: Dataset, folder: Path) -> None:
     assert writer is not None
     folder.mkdir(parents=True, exist_ok=True)
     writer(dataset, folder)
-
-
-def iterate_passages(path: Path) -> Iterator[Passage]:
-    """Yields the passages of a dataset of another project, in file order."""
-    reader = open_reader(path)
-    yield from unique_passages(reader)
-    report(path, reader.notes)

@@ -79,12 +79,12 @@ class Format:
 
     Attributes:
         recognizes: Whether a source has this format, judged by names and fields of its files.
-        reader: Reads a source; None if the format is only written.
+        reader: Reads a source.
         write: Writes a dataset to a folder; None if the format is only read.
     """
 
     recognizes: Callable[[Source], bool]
-    reader: type[Reader] | None
+    reader: type[Reader]
     write: Callable[[Dataset, Path], None] | None = None
 
 
@@ -194,6 +194,17 @@ def id_of(row: Mapping[str, Any], place: str, *fields: str, default: str | None 
     if not value.strip():
         raise field_error(place, fields[0], "is empty")
     return value
+
+
+def read_passage(
+    row: Mapping[str, Any], place: str, ids: Sequence[str], texts: Sequence[str]
+) -> Passage:
+    """Returns the passage of a record, given its fields of ids and texts; a title is optional."""
+    return Passage(
+        id_of(row, place, *ids),
+        text_of(row, place, "title", default=""),
+        text_of(row, place, *texts),
+    )
 
 
 def answers_of(value: Any, place: str, field: str) -> tuple[str, ...]:

@@ -11,7 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cirag_jax.datasets.formats import trec
-from cirag_jax.datasets.formats.base import Draft, Format, Reader, answers_of, id_of, text_of
+from cirag_jax.datasets.formats.base import (
+    Draft,
+    Format,
+    Reader,
+    answers_of,
+    id_of,
+    read_passage,
+    text_of,
+)
 from cirag_jax.datasets.formats.files import Source
 from cirag_jax.datasets.records import convert, field_error
 from cirag_jax.types import Passage, Question
@@ -27,14 +35,7 @@ class BeirReader(Reader):
         """See `Reader`."""
         for table in tables_in(self.source, _CORPUS):
             for place, row in self.source.rows(table):
-                yield (
-                    place,
-                    Passage(
-                        id_of(row, place, "_id", "id"),
-                        text_of(row, place, "title", default=""),
-                        text_of(row, place, "text"),
-                    ),
-                )
+                yield place, read_passage(row, place, ("_id", "id"), ("text",))
 
     def drafts(self) -> Iterator[Draft]:
         """See `Reader`; a query without gold passages is skipped, as BEIR does."""
@@ -125,17 +126,11 @@ def judgements(source: Source) -> list[str]:
     return sorted(names, key=lambda name: (order.get(name.rpartition("/")[2], 3), name))
 
 
-def recognizes(source: Source) -> bool:
-    """See `Format`."""
+def _recognizes(source: Source) -> bool:
     corpus = source.fields(source.find(_CORPUS))
     is_corpus = {"_id", "text"} <= corpus or ({"id", "text"} <= corpus and bool(judgements(source)))
     return is_corpus and "contents" not in corpus
 
 
-def recognizes_bright(source: Source) -> bool:
-    """See `Format`."""
-    return "content" in source.fields(source.find("documents"))
-
-
-FORMAT = Format(recognizes, BeirReader)
-BRIGHT = Format(recognizes_bright, BrightReader)
+FORMAT = Format(_recognizes, BeirReader)
+BRIGHT = Format(lambda s: "content" in s.fields(s.find("documents")), BrightReader)

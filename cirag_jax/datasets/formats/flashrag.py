@@ -191,8 +191,7 @@ def _benchmark_draft(place: str, question: Question, metadata: Mapping[str, Any]
     return Draft(place, question, supporting, names, sentences)
 
 
-def recognizes(source: Source) -> bool:
-    """See `Format`."""
+def _recognizes(source: Source) -> bool:
     return bool(RESULTS in source.tables or question_tables(source) or corpora(source))
 
 
@@ -246,10 +245,8 @@ def _question_record(question: Question) -> dict[str, Any]:
 
 def _passage_record(passage: Passage) -> dict[str, Any]:
     """Returns a row of a corpus; FlashRAG ignores all fields except id and contents."""
-    record = dataclasses.asdict(passage)
-    if passage.sentences is None:
-        del record["sentences"]
+    record = jsonl.passage_record(passage)
     return {**record, "contents": f'"{passage.title}"\n{passage.text}'}
 
 
-FORMAT = Format(recognizes, FlashragReader, write)
+FORMAT = Format(_recognizes, FlashragReader, write)

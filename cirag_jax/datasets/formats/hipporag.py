@@ -163,11 +163,6 @@ def corpora(source: Source) -> list[str]:
     ]
 
 
-def recognizes(source: Source) -> bool:
-    """See `Format`."""
-    return bool(corpora(source))
-
-
 def write(dataset: Dataset, folder: Path) -> None:
     """Writes the questions, the corpus, and the extracted triples if there are any."""
     rows = {passage_id: number for number, passage_id in enumerate(dataset.corpus)}
@@ -202,4 +197,4 @@ def _question_record(question: Question, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-FORMAT = Format(recognizes, HipporagReader, write)
+FORMAT = Format(lambda source: bool(corpora(source)), HipporagReader, write)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cirag_jax.datasets.formats.base import Draft, Format, Reader, answers_of, id_of, text_of
+from cirag_jax.datasets.formats.base import Draft, Format, Reader, answers_of, id_of, read_passage
 from cirag_jax.datasets.formats.files import Source
 from cirag_jax.datasets.passages import passage_of
 from cirag_jax.datasets.records import convert, field_error
@@ -112,11 +112,7 @@ def _texts(place: str, row: Mapping[str, Any], field: str) -> list[Passage]:
 
 
 def _passage(place: str, row: Mapping[str, Any]) -> Passage:
-    return Passage(
-        id_of(row, place, "docid", "_id", "id"),
-        text_of(row, place, "title", default=""),
-        text_of(row, place, "text", "contents"),
-    )
+    return read_passage(row, place, ("docid", "_id", "id"), ("text", "contents"))
 
 
 def _passages(place: str, row: Mapping[str, Any], side: str) -> Iterator[tuple[str, Passage]]:

@@ -76,11 +76,6 @@ def tables(source: Source) -> list[str]:
     return sorted(names, key=lambda name: (not name.endswith("train"), name))
 
 
-def recognizes(source: Source) -> bool:
-    """See `Format`."""
-    return bool(tables(source))
-
-
 def write(dataset: Dataset, folder: Path, template: str = "{question}") -> None:
     """Writes a Parquet file per split; ``template`` is the prompt, with the field {question}."""
     import pyarrow
@@ -109,4 +104,4 @@ def write(dataset: Dataset, folder: Path, template: str = "{question}") -> None:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), temporary)
 
 
-FORMAT = Format(recognizes, SearchR1Reader, write)
+FORMAT = Format(lambda source: bool(tables(source)), SearchR1Reader, write)

@@ -7,7 +7,7 @@ with questions has a column ``question`` or ``query``, one with passages ``text`
 
 from collections.abc import Iterator
 
-from cirag_jax.datasets.formats.base import Draft, Format, Reader, answers_of, id_of, text_of
+from cirag_jax.datasets.formats.base import Draft, Format, Reader, answers_of, id_of, read_passage
 from cirag_jax.datasets.formats.files import Source
 from cirag_jax.datasets.records import convert
 from cirag_jax.types import Passage, Question
@@ -28,14 +28,7 @@ class TableReader(Reader):
             fields = self.source.fields(table)
             if not fields & set(_QUESTION) and fields & set(_TEXT) and fields & set(_ID):
                 for place, row in self.source.rows(table):
-                    yield (
-                        place,
-                        Passage(
-                            id_of(row, place, *_ID),
-                            text_of(row, place, "title", default=""),
-                            text_of(row, place, *_TEXT),
-                        ),
-                    )
+                    yield place, read_passage(row, place, _ID, _TEXT)
 
     def drafts(self) -> Iterator[Draft]:
         """See `Reader`; the split of a question is the name of its table."""
@@ -61,10 +54,9 @@ def question_tables(source: Source) -> list[str]:
     return [name for name in source.tables if source.fields(name) & set(_QUESTION)]
 
 
-def recognizes(source: Source) -> bool:
-    """See `Format`."""
+def _recognizes(source: Source) -> bool:
     kinds = {source.suffix(name) for name in source.tables}
     return bool(kinds & {".arrow", ".parquet"}) and bool(question_tables(source))
 
 
-FORMAT = Format(recognizes, TableReader)
+FORMAT = Format(_recognizes, TableReader)
