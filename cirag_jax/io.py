@@ -101,6 +101,15 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def writing(place: object) -> Iterator[None]:
+    """Turns an `OSError` into a `UserError`, which says that ``place`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{place} cannot be written: {error.strerror or error}.") from error
+
+
 def remove_parts(folder: Path) -> None:
     """Removes temporary files of `replacing` that killed processes left in a folder.
 

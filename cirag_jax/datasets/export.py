@@ -21,7 +21,7 @@ from cirag_jax.datasets import demo, formats, jsonl
 from cirag_jax.datasets.formats import flashrag, search_r1, trec
 from cirag_jax.datasets.records import read_lines
 from cirag_jax.errors import UserError
-from cirag_jax.io import check_arguments, one_line, say, standard_streams
+from cirag_jax.io import check_arguments, one_line, say, standard_streams, writing
 from cirag_jax.types import Dataset
 
 PREDICTIONS = "predictions.jsonl"
@@ -66,7 +66,7 @@ def export(
         raise UserError(f"--run needs --format=flashrag or trec, not {format}.")
     if template is not None and format != "search_r1":
         raise UserError("--template needs --format=search_r1.")
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         if run is not None:
             _write_run(format, out, dataset, run)
@@ -76,8 +76,6 @@ def export(
             search_r1.write(dataset, out, _template(template))
         elif run is None:
             formats.write(format, dataset, out)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}.") from error
     return dataset
 
 

@@ -4,7 +4,6 @@
 a result, such as an unknown passage id, raises an error that names the file, line and field.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -19,7 +18,7 @@ from cirag_jax.datasets.passage_file import PassageFile, PassagesById
 from cirag_jax.datasets.records import field_error, read_lines
 from cirag_jax.datasets.sentences import sentences_of, source_sentence
 from cirag_jax.errors import UserError
-from cirag_jax.io import write_lines
+from cirag_jax.io import write_lines, writing
 from cirag_jax.types import Count, Dataset, NonEmptyStr, Passage, Question, Triple
 
 QUESTIONS = "questions.jsonl"
@@ -109,7 +108,7 @@ def write_passages(folder: Path, name: str, passages: Iterable[Passage]) -> None
             f"{folder / CORPUS} exists, but {name} has no passages; move it away or write to "
             "another folder."
         )
-    with _writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file in (QUESTIONS, OPENIE):
             (folder / file).unlink(missing_ok=True)
@@ -120,19 +119,11 @@ def write_passages(folder: Path, name: str, passages: Iterable[Passage]) -> None
 
 def write_annotations(folder: Path, dataset: Dataset) -> None:
     """Writes the triples and the questions of a dataset."""
-    with _writing(folder):
+    with writing(folder):
         if dataset.triples:
             rows = (openie_record(key, value) for key, value in dataset.triples.items())
             write_lines(folder / OPENIE, rows)
         write_lines(folder / QUESTIONS, map(question_record, dataset.questions))
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from error
 
 
 class OpenIE(msgspec.Struct):

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cirag_jax.errors import UserError
-from cirag_jax.io import write_text
+from cirag_jax.io import write_text, writing
 from cirag_jax.reports import comparison, figures, pages, trace
 from cirag_jax.reports.pages import Section
 from cirag_jax.runtime.records import Record
@@ -44,17 +43,17 @@ def write(
     settings = result["settings"]
     names = {run: f"trace-{number}.html" for number, run in enumerate(settings["runs"], start=1)}
     page = _page(result, records, names, title or ", ".join(names), note, more)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{PAGE}.", dir=workdir) as folder:
-            aside = pathlib.Path(folder)
-            for run, name in names.items():
-                profile = settings["profile"]
-                trace.write_trace(settings["runs"][run], aside / name, title=run, profile=profile)
-            write_text(aside / PAGE, page)
-            for name in (*names.values(), PAGE):
-                os.replace(aside / name, workdir / name)
-    except OSError as error:
-        raise UserError(f"{workdir / PAGE} cannot be written: {error.strerror or error}.") from None
+    with (
+        writing(workdir / PAGE),
+        tempfile.TemporaryDirectory(prefix=f".{PAGE}.", dir=workdir) as folder,
+    ):
+        aside = pathlib.Path(folder)
+        for run, name in names.items():
+            profile = settings["profile"]
+            trace.write_trace(settings["runs"][run], aside / name, title=run, profile=profile)
+        write_text(aside / PAGE, page)
+        for name in (*names.values(), PAGE):
+            os.replace(aside / name, workdir / name)
     traces = {run: str(workdir / name) for run, name in names.items()}
     return {"page": str(workdir / PAGE), "traces": traces}
 

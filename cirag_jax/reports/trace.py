@@ -17,7 +17,7 @@ from cirag_jax.datasets.sentences import sentences_of
 from cirag_jax.errors import UserError
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.evidence import endpoints
-from cirag_jax.io import replacing
+from cirag_jax.io import replacing, writing
 from cirag_jax.reports import pages
 from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.store import JOURNAL
@@ -70,12 +70,11 @@ def write_trace(
     title = title or f"{method or 'trace'}, {path.resolve().parent.name}"
     try:
         with (
+            writing(page),
             replacing(page) as temporary,
             temporary.open("w", encoding="utf-8", newline="\n") as file,
         ):
             return write_page(file, title, records, passages, profile)
-    except OSError as error:
-        raise UserError(f"{page} cannot be written: {error.strerror or error}.") from None
     except sqlite.DAMAGE as error:
         raise sqlite.damaged(path, error) from None
 

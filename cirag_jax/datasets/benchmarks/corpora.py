@@ -231,15 +231,14 @@ class Reporter:
         )
 
 
-def check_source(source: CorpusSource, count: int, sha256: str | None) -> None:
+def check_source(source: CorpusSource, count: int) -> None:
     """Warns if a corpus is not the official one.
 
     Args:
       source: the corpus, after it was read.
       count: the number of its passages, including those without a text.
-      sha256: the checksum of the official file, if known.
     """
-    official = source.corpus.count
+    official, sha256 = source.corpus.count, source.corpus.file.sha256
     if count != official:
         logging.warning(
             "%s has %s passages, but the official file has %s; results are not comparable with "

@@ -78,9 +78,11 @@ class FoundFile:
             with contextlib.ExitStack() as stack:
                 if self.archived:
                     archive = stack.enter_context(zipfile.ZipFile(self.path))
-                    member = _member(archive, self.file.name, self.path)
-                    where = f"{self.path}/{member}"
-                    raw = stack.enter_context(archive.open(member))
+                    members = _members_called(archive, self.file.name)
+                    if not members:
+                        raise UserError(f"{self.path} does not contain {self.file.name}.")
+                    where = f"{self.path}/{members[0]}"
+                    raw = stack.enter_context(archive.open(members[0]))
                 elif is_gzip(self.path):
                     raw = stack.enter_context(gzip.open(self.path))
                 else:
@@ -169,6 +171,12 @@ def is_gzip(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
+def sha256_of(path: Path) -> str:
+    """Returns the checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def beside(found: FoundFile, file: OfficialFile) -> FoundFile | None:
     """Returns an optional official file from the folder or archive of another one, or None.
 
@@ -219,8 +227,7 @@ def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
     file = found.file
     if file.sha256 is None or (placed_by_hand and found.path.name != file.download_name):
         return
-    with found.path.open("rb") as handle:
-        actual = hashlib.file_digest(handle, "sha256").hexdigest()
+    actual = sha256_of(found.path)
     if actual == file.sha256:
         return
     message = (
@@ -232,13 +239,6 @@ def _verify(found: FoundFile, *, placed_by_hand: bool) -> None:
         return
     found.path.unlink()
     raise UserError(f"{message}; the download was deleted, so try again or place it by hand.")
-
-
-def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
-    members = _members_called(archive, name)
-    if not members:
-        raise UserError(f"{path} does not contain {name}.")
-    return members[0]
 
 
 def _members_called(archive: zipfile.ZipFile, name: str) -> list[str]:

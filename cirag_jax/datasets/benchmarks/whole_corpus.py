@@ -5,7 +5,6 @@ questions name are remembered, and 20 bytes for every other passage.
 """
 
 import dataclasses
-import hashlib
 import html
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,11 @@ from absl import logging
 
 from cirag_jax.datasets.benchmarks.base import OfficialBuilder
 from cirag_jax.datasets.benchmarks.corpora import CorpusSource, Reporter, check_source
+from cirag_jax.datasets.benchmarks.files import sha256_of
 from cirag_jax.datasets.jsonl import CORPUS, OPENIE, QUESTIONS, passage_record, question_record
 from cirag_jax.datasets.passage_file import IdTable, PassageFile, PassagesById
 from cirag_jax.errors import UserError
-from cirag_jax.io import remove_parts, replacing, say, write_json, write_lines
+from cirag_jax.io import remove_parts, replacing, say, write_json, write_lines, writing
 from cirag_jax.types import Dataset, Question
 
 MANIFEST = "sources.json"
@@ -71,7 +71,7 @@ def write(builder: OfficialBuilder, name: str, questions: Sequence[Question], ou
     assert source is not None
     names = Names([i for q in questions for i in (*(q.supporting or ()), *(q.context or ()))])
     table = IdTable()
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         remove_parts(out)
         for file in (QUESTIONS, OPENIE):
@@ -81,8 +81,6 @@ def write(builder: OfficialBuilder, name: str, questions: Sequence[Question], ou
             questions, missing = _place(questions, names, source)
         write_manifest(builder, out, num_passages=len(table), **missing)
         write_lines(out / QUESTIONS, map(question_record, questions))
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}.") from error
     return Dataset(name, tuple(questions), PassagesById(PassageFile(out / CORPUS)), {})
 
 
@@ -98,7 +96,7 @@ def _copied(source: CorpusSource, names: Names, table: IdTable) -> Iterator[dict
         yield passage_record(passage)
     if table.finish():
         _refuse_repeats(source, table)
-    check_source(source, len(table) + source.num_empty, source.corpus.file.sha256)
+    check_source(source, len(table) + source.num_empty)
     if source.num_empty:
         say(f"{source.path.name}: skipped {source.num_empty:,} passages without a text")
 
@@ -178,19 +176,13 @@ def write_manifest(builder: OfficialBuilder, out: Path, **counts: int) -> None:
     """Writes names, sizes and checksums of the official files that were read."""
     paths = dict.fromkeys(found.path for found in builder.found.values())
     files = [
-        {"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths
+        {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in paths
     ]
     source = builder.source
     if source is not None:
         files.append({"name": source.path.name, "bytes": source.num_bytes, "sha256": source.sha256})
     config = builder.builder_config.name  # pyright: ignore[reportOptionalMemberAccess]
     benchmark = {"benchmark": builder.name, "config": config}
-    try:
+    with writing(out):
         write_json(out / MANIFEST, {**benchmark, **counts, "files": files})
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}.") from error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
