@@ -18,6 +18,7 @@ from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods.cirag import integrators
 from cirag_jax.methods.cirag.compact import Units
+from cirag_jax.methods.cirag.decisions import Decision
 from cirag_jax.methods.cirag.settings import CiragConfig
 from cirag_jax.methods.cirag.state import State
 from cirag_jax.methods.common.evidence import Candidates, Fact, fact_key, triple_line
@@ -35,20 +36,10 @@ Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StepDecision:
-    """A decision at one step.
+class StepDecision(Decision):
+    """A decision at one step; ``error`` is set if there is none, because the request failed."""
 
-    ``next_query`` is None if the decision is to stop, or if the response lacks the question section
-    (then ``has_question`` is False). `methods.cirag.prompts.parse_decision` explains the
-    ``parse_errors``. ``error`` is set if there is no decision.
-    """
-
-    thought: str
     kept: tuple[Triple | Sentence, ...]
-    next_query: str | None = None
-    has_question: bool = True
-    parse_errors: tuple[str, ...] = ()
-    response: str = ""
     error: str | None = None
 
     @property
@@ -92,16 +83,7 @@ def _decide(
     question: str, steps: Sequence[Step], candidates: Sequence[Fact], settings: CiragConfig
 ) -> Program[dict[str, Any]]:
     decision = yield from integrators.ask_model(State(question, settings, steps), candidates)
-    return codec.encode(
-        StepDecision(
-            decision.thought,
-            decision.kept,
-            decision.next_query,
-            decision.has_question,
-            decision.parse_errors,
-            decision.response,
-        )
-    )
+    return codec.encode(decision)
 
 
 def _decision(record: Record) -> StepDecision:

@@ -29,9 +29,9 @@ class Decision:
 
     thought: str
     kept: tuple[Any, ...]
-    next_query: str | None
-    has_question: bool
-    parse_errors: tuple[str, ...]
+    next_query: str | None = None
+    has_question: bool = True
+    parse_errors: tuple[str, ...] = ()
     response: str = ""
 
 

@@ -77,7 +77,7 @@ def _ask_for_question(
 
 def keep_top(question: str, candidates: Sequence[Fact]) -> Decision:
     """Returns the baseline's decision: keep the three best candidates and repeat the question."""
-    return Decision("", tuple(candidates[:TOP_K]), question, True, ())
+    return Decision("", tuple(candidates[:TOP_K]), question)
 
 
 def extend_chain(state: State, candidates: Candidates) -> Decision:
@@ -97,11 +97,11 @@ def extend_chain(state: State, candidates: Candidates) -> Decision:
     ]
     best = next((fact for fact, key in pairs if key not in in_chain), None)
     if best is None:
-        return Decision("", (), None, True, ())
+        return Decision("", ())
     new = [fact for fact, key in pairs if key not in kept][: config.keep]
     texts = [state.evidence.text(fact) for fact in (*state.chain, best)]
     query = query_text(state.question, texts, config.units)
-    return Decision("", tuple(dict.fromkeys((best, *new))), query, True, ())
+    return Decision("", tuple(dict.fromkeys((best, *new))), query)
 
 
 def following_query(state: State, decision: Decision) -> str | None:
