@@ -9,14 +9,21 @@ from typing import Any
 from cirag_jax.io import write_text
 from cirag_jax.reports import comparison_figures as drawings
 from cirag_jax.reports import figures, pages
-from cirag_jax.reports.comparison_tables import hop_recalls, tables
-from cirag_jax.reports.tables import markdown, write_table
+from cirag_jax.reports.comparison_tables import hop_recalls, stepwise, tables
+from cirag_jax.reports.tables import captioned, write_table
 
 PAGE = "table.html"
 STYLE = ("page.css", "results.css")
-GRANULARITIES_FIGURE, STEPS_FIGURE = "granularities", "recall_by_step"
-HISTOGRAMS_FIGURE, TOKENS_FIGURE, LATENCY_FIGURE = "histograms", "tokens", "latency"
-HOPS_FIGURE, ROBUSTNESS_FIGURE = "recall_by_hop", "robustness"
+# Heading of a table -> the name of its figure, and the function that draws it.
+_FIGURES = {
+    "Scores": ("granularities", drawings.draw_granularities),
+    "Recall by step": ("recall_by_step", drawings.draw_steps),
+    "Hops": ("recall_by_hop", drawings.draw_hops),
+    "Robustness": ("robustness", drawings.draw_robustness),
+    "Iterations and queries": ("histograms", drawings.draw_histograms),
+    "Language models": ("tokens", drawings.draw_tokens),
+    "Time": ("latency", drawings.draw_latency),
+}
 
 
 def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -> None:
@@ -25,7 +32,7 @@ def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -
     ``result`` is that of `commands.comparison.compare`. ``show`` also prints the tables to standard
     error.
     """
-    text = (f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result).values())
+    text = (captioned(*table) for table in tables(result).values())
     write_table("\n\n".join([*text, *_notes(result)]), workdir, show)
     pictures = {}
     for name, figure in draw(result):
@@ -37,35 +44,25 @@ def write(result: Mapping[str, Any], workdir: pathlib.Path, show: bool = True) -
 
 
 def draw(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the figures with their names; the caller closes the figures."""
-    yield GRANULARITIES_FIGURE, drawings.draw_granularities(result)
-    if "Recall by step" in tables(result):
-        yield STEPS_FIGURE, drawings.draw_steps(result)
-    if hop_recalls(result):
-        yield HOPS_FIGURE, drawings.draw_hops(result)
-    if result["robustness"]:
-        yield ROBUSTNESS_FIGURE, drawings.draw_robustness(result)
-    yield HISTOGRAMS_FIGURE, drawings.draw_histograms(result)
-    if any(drawings.spent(result)):
-        yield TOKENS_FIGURE, drawings.draw_tokens(result)
-    if any(drawings.timed(result)):
-        yield LATENCY_FIGURE, drawings.draw_latency(result)
+    """Yields the figures that have data, with their names; the caller closes the figures."""
+    has_data = {
+        "Recall by step": stepwise(result),
+        "Hops": hop_recalls(result),
+        "Robustness": result["robustness"],
+        "Language models": any(drawings.spent(result)),
+        "Time": any(drawings.timed(result)),
+    }
+    for heading, (name, draw_figure) in _FIGURES.items():
+        if has_data.get(heading, True):
+            yield name, draw_figure(result)
 
 
 def sections(result: Mapping[str, Any], pictures: Mapping[str, bytes]) -> list[pages.Section]:
     """Returns the tables as sections of a page, with the ``pictures`` of `draw`."""
-    picture_of = {
-        "Scores": GRANULARITIES_FIGURE,
-        "Recall by step": STEPS_FIGURE,
-        "Hops": HOPS_FIGURE,
-        "Robustness": ROBUSTNESS_FIGURE,
-        "Iterations and queries": HISTOGRAMS_FIGURE,
-        "Language models": TOKENS_FIGURE,
-        "Time": LATENCY_FIGURE,
-    }
     parts = []
     for heading, table in tables(result).items():
-        shown = {name: svg for name, svg in pictures.items() if name == picture_of.get(heading)}
+        name, _ = _FIGURES.get(heading, ("", None))
+        shown = {name: pictures[name]} if name in pictures else {}
         parts.append(pages.Section(heading, [table], shown))
     notes = _notes(result)
     return [*parts, pages.Section("Settings that differ", notes=notes)] if notes else parts

@@ -54,10 +54,7 @@ def draw_steps(result: Mapping[str, Any]) -> Any:
         )
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 103)  # so that markers at 100 are not cut
-    axes.set_xlabel("step")
-    axes.set_ylabel("recall of gold passages so far, %")
-    axes.grid(alpha=0.3)
-    figures.legend_on_the_right(axes)
+    figures.finish(axes, "step", "recall of gold passages so far, %")
     return figure
 
 
@@ -72,10 +69,7 @@ def draw_hops(result: Mapping[str, Any]) -> Any:
             _draw_line(axes, index, run_label(run, system), points)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 103)  # so that markers at 100 are not cut
-    axes.set_xlabel("hop")
-    axes.set_ylabel(f"recall@{names[0].partition('@')[2]}, %")
-    axes.grid(alpha=0.3)
-    figures.legend_on_the_right(axes)
+    figures.finish(axes, "hop", f"recall@{names[0].partition('@')[2]}, %")
     return figure
 
 
@@ -201,10 +195,7 @@ def _draw_f1(
     axes.xaxis.set_major_formatter("{x:,.9g}")
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_title("upper left is better")
-    axes.set_xlabel(label)
-    axes.set_ylabel("F1, %")
-    axes.grid(alpha=0.3)
-    figures.legend_on_the_right(axes)
+    figures.finish(axes, label, "F1, %")
     return figure
 
 

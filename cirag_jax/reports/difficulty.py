@@ -10,7 +10,7 @@ from cirag_jax.evaluation.difficulty import AGGREGATES, CAUSES, NUM_BINS
 from cirag_jax.evaluation.metrics import title
 from cirag_jax.io import say
 from cirag_jax.reports import figures, pages
-from cirag_jax.reports.tables import Table, markdown, write_table
+from cirag_jax.reports.tables import Table, captioned, write_table
 
 MATRIX, DIFFERENCE = "matrix", "difference"
 QUARTILES = ("Q1, low", "Q2", "Q3", "Q4, high")
@@ -25,7 +25,7 @@ def write(result: Mapping[str, Any], workdir: pathlib.Path) -> None:
 
     ``result`` is that of `commands.difficulty.evaluate`.
     """
-    text = [f"{table.caption}\n\n{markdown(table.rows)}" for table in tables(result)]
+    text = (captioned(*table) for table in tables(result))
     write_table("\n\n".join([*text, *notes(result)]), workdir)
     for name, figure in heat_maps(result):
         figures.save(figure, workdir, name)
@@ -57,7 +57,8 @@ def sentence(name: str, system: Mapping[str, Any], aggregate: str) -> str:
     error, cells = system["error"], list(_filled(system["matrix"]))
     if error["value"] is None:
         return f"{name}: error n/a ({error['reason']})"
-    parts = [f"{name}: error {_percent(error)} of {_questions(error['num_questions'])}"]
+    count = error["num_questions"]
+    parts = [f"{name}: error {_percent(error)} of {count} question{'s' * (count != 1)}"]
     if cells:
         low, high = (by(cells, key=lambda c: c[2]["value"]) for by in (min, max))
         parts.append(f"from {_place(low)} to {_place(high)}")
@@ -81,10 +82,6 @@ def sentence(name: str, system: Mapping[str, Any], aggregate: str) -> str:
 def _place(cell: tuple[int, int, Mapping[str, Any]]) -> str:
     hop, column, values = cell
     return f"{_percent(values)} (hops {hop}, Q{column + 1})"
-
-
-def _questions(count: int) -> str:
-    return f"{count} question{'s' * (count != 1)}"
 
 
 def _filled(matrix: Mapping[int, Any]) -> Iterator[tuple[int, int, Mapping[str, Any]]]:

@@ -40,6 +40,14 @@ def legend_on_the_right(axes: Any, *entries: Any) -> None:
     axes.legend(*entries, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
+def finish(axes: Any, x: str, y: str) -> None:
+    """Labels the axes, and adds a grid and a legend on the right."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    legend_on_the_right(axes)
+
+
 def save(figure: Any, folder: pathlib.Path, name: str) -> None:
     """Writes ``NAME.png`` and ``NAME.svg``, and closes the figure."""
     for kind, varying in (("png", "Software"), ("svg", "Date")):  # left out, for reproducible files

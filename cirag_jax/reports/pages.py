@@ -10,7 +10,7 @@ import hashlib
 import html
 import importlib.resources
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirag_jax.io import visible
@@ -116,14 +116,9 @@ def _table(table: Table) -> str:
 
 
 def _fill(template: str, parts: Mapping[str, str]) -> str:
-    return "".join(_pieces(template, parts))
-
-
-def _pieces(template: str, parts: Mapping[str, str]) -> Iterator[str]:
     # In one pass, because inserted parts must not be searched for placeholders.
-    for piece in template.split("{{"):
-        name, end, rest = piece.partition("}}")
-        yield parts[name] + rest if end else piece
+    pieces = (piece.partition("}}") for piece in template.split("{{"))
+    return "".join(parts[name] + rest if end else name for name, end, rest in pieces)
 
 
 def _hash(text: str) -> str:

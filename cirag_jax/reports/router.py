@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cirag_jax.reports import figures
-from cirag_jax.reports.tables import lead, markdown, percent, write_table
+from cirag_jax.reports.tables import captioned, lead, percent, write_table
 
 FIGURE = "router"
 
@@ -36,7 +36,7 @@ def table_of(result: Mapping[str, Any]) -> str:
         "below the number after @; calls of the reader per question, F1 in per cent, differences "
         "in points, with 95 % intervals (paired bootstrap)"
     )
-    return f"{caption}\n\n{markdown(rows)}"
+    return captioned(caption, rows)
 
 
 _COMPARED = ("calls saved, to", "F1 lost, to")
@@ -57,8 +57,5 @@ def draw(result: Mapping[str, Any]) -> Any:
         x, y = zip(*points, strict=True)
         line = "-" if label == "router" else "none"
         axes.plot(x, y, label=label, linestyle=line, **figures.style(index))
-    axes.set_xlabel("calls of the reader per question")
-    axes.set_ylabel("F1, %")
-    axes.grid(alpha=0.3)
-    figures.legend_on_the_right(axes)
+    figures.finish(axes, "calls of the reader per question", "F1, %")
     return figure

@@ -75,7 +75,7 @@ def table_of(result: Mapping[str, Any]) -> str:
         f"{settings['data']}; units: {settings['units']}, {settings['steps']} steps of "
         f"{settings['k']} passages; in per cent; {RECALL_AT}; {COMPLETE_AT}"
     )
-    return f"{caption}\n\n{markdown([header, *rows])}{_stops_table(result)}"
+    return captioned(caption, [header, *rows]) + _stops_table(result)
 
 
 def _stops_table(result: Mapping[str, Any]) -> str:
@@ -93,7 +93,7 @@ def _stops_table(result: Mapping[str, Any]) -> str:
         "below a threshold; the other passages are compared with the gold passages; recall: share "
         "of the gold passages among them"
     )
-    return f"\n\n{caption}\n\n{markdown([header, *rows])}"
+    return "\n\n" + captioned(caption, [header, *rows])
 
 
 def _ks(result: Mapping[str, Any]) -> list[int]:
@@ -180,7 +180,7 @@ def write_table(table: str, workdir: pathlib.Path, show: bool = True) -> None:
         print(table, file=sys.stderr)
 
 
-def captioned(caption: str, rows: Sequence[Sequence[str]], complete: bool) -> str:
+def captioned(caption: str, rows: Sequence[Sequence[str]], complete: bool = True) -> str:
     """Returns a Markdown table below its caption, with a note if the result is incomplete."""
     if not complete:
         caption += "; incomplete, run the same command to resume"
@@ -216,10 +216,7 @@ def _draw(result: Mapping[str, Any]) -> Any:
             label=f"{NAMES['linked']}, stopping",
         )
     axes.set_xticks(ks)
-    axes.set_xlabel("K passages")
-    axes.set_ylabel("Recall@K, %")
     data = figures.plain(result["settings"]["data"])
     axes.set_title(f"{data}, {result['num_questions']} questions")
-    axes.grid(alpha=0.3)
-    figures.legend_on_the_right(axes)
+    figures.finish(axes, "K passages", "Recall@K, %")
     return figure
