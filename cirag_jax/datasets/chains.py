@@ -210,7 +210,7 @@ def _unit_at(
             return None
         if sentence is None:
             sentence = max(range(len(texts)), key=lambda i: _statement_score(fact, texts[i]))
-        return Unit(f"{passage.title}: {texts[sentence]}", passage_id)
+        return Unit(sentence_text(passage, sentence), passage_id)
     best = _triple_at(dataset, hop, fact, passage_id, sentence)
     return None if best is None else Unit(triple_text(best), passage_id)
 

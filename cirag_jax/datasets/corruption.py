@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from cirag_jax.datasets.annotations import hops_of, words
+from cirag_jax.datasets.jsonl import ends_of
 from cirag_jax.datasets.records import read_lines
 from cirag_jax.io import read_json
 from cirag_jax.triples.normalization import normalize, triple_key
@@ -140,7 +141,7 @@ def add_noise(
 ) -> Edits:
     """Adds a spurious variant of a share of the facts; ``triples`` are all of the question's."""
     known = {triple_key(triple, "unicode") for triple in triples}
-    entities = list(dict.fromkeys(end for t in triples for end in (t.head, t.tail)))
+    entities = ends_of(triples)
     added = []
     for index in drawn(question_id, facts, seed, first=False)[: num_edits(len(facts), ratio)]:
         pattern = pattern_of(question_id, index, patterns, seed)

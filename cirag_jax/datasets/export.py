@@ -55,7 +55,11 @@ def export(
       split: the only split to export; None exports all.
       template: a text file with the prompt of search_r1, in which {question} is replaced.
     """
-    dataset = _read(data_dir)
+    if data_dir is None:
+        dataset = demo.build()
+    else:
+        read = jsonl.read_dataset if formats.is_own(data_dir) else formats.read
+        dataset = read(data_dir, corpus=False)
     if split is not None:
         questions = tuple(q for q in dataset.questions if q.split == split)
         if not questions:
@@ -77,14 +81,6 @@ def export(
         elif run is None:
             formats.write(format, dataset, out)
     return dataset
-
-
-def _read(data_dir: Path | None) -> Dataset:
-    if data_dir is None:
-        return demo.build()
-    if formats.is_own(data_dir):
-        return jsonl.read_dataset(data_dir, corpus=False)
-    return formats.read(data_dir, corpus=False)
 
 
 def _template(path: Path) -> str:

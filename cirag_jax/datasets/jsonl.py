@@ -263,12 +263,16 @@ def passage_record(passage: Passage) -> dict[str, Any]:
     return record
 
 
+def ends_of(triples: Iterable[Triple]) -> list[str]:
+    """Returns the distinct heads and tails of triples, in order."""
+    return list(dict.fromkeys(end for triple in triples for end in (triple.head, triple.tail)))
+
+
 def openie_record(passage_id: str, triples: Sequence[Triple]) -> dict[str, Any]:
     """Returns the triples of a passage as a record of ``openie.jsonl``."""
-    entities = dict.fromkeys(part for triple in triples for part in (triple.head, triple.tail))
     return {
         "passage_id": passage_id,
-        "entities": list(entities),
+        "entities": ends_of(triples),
         "triples": [[triple.head, triple.relation, triple.tail] for triple in triples],
         "triple_sentences": [triple.sentence for triple in triples],
     }

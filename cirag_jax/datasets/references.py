@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from cirag_jax.datasets import load
-from cirag_jax.datasets.jsonl import OPENIE
+from cirag_jax.datasets.jsonl import OPENIE, ends_of
 from cirag_jax.datasets.records import read_lines
 from cirag_jax.errors import UserError
 from cirag_jax.types import Config, Dataset, NonEmptyStr, Passage, Question, Triple
@@ -58,7 +58,7 @@ def select_references(
         counts[exclusion or "kept"] += 1
         if exclusion is None:
             triples = dataset.triples[passage_id]
-            names = entities.get(passage_id) or _ends(triples)
+            names = entities.get(passage_id) or tuple(ends_of(triples))
             references.append(Reference(dataset.corpus[passage_id], names, triples))
     if not references:
         raise UserError(
@@ -106,8 +106,3 @@ def _entities(data: Config) -> dict[str, tuple[str, ...]]:
         names = (*entities.get(row.passage_id, ()), *(row.entities or ()))
         entities[row.passage_id] = tuple(dict.fromkeys(names))
     return entities
-
-
-def _ends(triples: Sequence[Triple]) -> tuple[str, ...]:
-    """Returns the distinct heads and tails of triples."""
-    return tuple(dict.fromkeys(name for triple in triples for name in (triple.head, triple.tail)))

@@ -153,7 +153,7 @@ def write_hipporag(path: Path, rows: Iterable[tuple[Passage, Sequence[Triple]]])
         file.write('{"docs": [')
         for number, (passage, triples) in enumerate(rows):
             text = hipporag_text(passage)
-            entities = list(dict.fromkeys(end for t in triples for end in (t.head, t.tail)))
+            entities = jsonl.ends_of(triples)
             doc = {
                 "idx": f"chunk-{hashlib.md5(text.encode()).hexdigest()}",
                 "passage": text,

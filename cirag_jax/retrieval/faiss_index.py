@@ -60,10 +60,13 @@ class FaissIndex:
 
     IVF-PQ finds ``pq_rerank`` candidates per result by their codes. It then reads the candidates
     from ``vectors_ND`` and ranks them by exact scores, with ties going to the lower row.
+
+    Attributes:
+      stored: the index of faiss, on the CPU.
     """
 
     def __init__(self, index: Any, kind: str, options: IndexOptions, vectors_ND: Any = None):
-        self._cpu = index
+        self.stored = index
         self._kind = kind
         self._options = options
         self._vectors_ND = vectors_ND if kind == COMPRESSED else None
@@ -131,23 +134,18 @@ class FaissIndex:
         with open(file, "wb") as out:
             # Pieces of 1 MiB, like faiss's own buffers.
             writer = _faiss().PyCallbackIOWriter(out.write, 1 << 20)
-            _faiss().write_index(self._cpu, writer)
-
-    @property
-    def stored(self) -> Any:
-        """The index of faiss, on the CPU."""
-        return self._cpu
+            _faiss().write_index(self.stored, writer)
 
     def __len__(self) -> int:
-        return int(self._cpu.ntotal)
+        return int(self.stored.ntotal)
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Returns the stored rows as float32 [len(rows), D]."""
         if self._vectors_ND is not None:
             return np.asarray(self._vectors_ND[np.asarray(rows, np.int64)]).astype(np.float32)
         if self._kind == "faiss_ivf":
-            self._cpu.make_direct_map()  # Only the first call has an effect.
-        return self._cpu.reconstruct_batch(np.asarray(rows, np.int64))
+            self.stored.make_direct_map()  # Only the first call has an effect.
+        return self.stored.reconstruct_batch(np.asarray(rows, np.int64))
 
     def search(
         self, query_QD: np.ndarray, k: int, allowed: Sequence[np.ndarray] | None = None

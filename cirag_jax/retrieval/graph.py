@@ -21,7 +21,7 @@ from cirag_jax.identity import check_same, of_records
 from cirag_jax.io import read_json, replacing, write_json
 from cirag_jax.retrieval.encoders import Encoder
 from cirag_jax.retrieval.index import MAY_DIFFER
-from cirag_jax.retrieval.links import page_rank
+from cirag_jax.retrieval.links import normalized, page_rank
 from cirag_jax.retrieval.rankers import TripleForm, TripleText
 from cirag_jax.retrieval.search import ExactIndex, accelerators, save_array
 from cirag_jax.retrieval.synonyms import no_synonyms, synonyms
@@ -122,9 +122,8 @@ class TripleGraph:
         self._triples: list[Triple] = []  # The first triple of each fact.
         self._ends_F2 = np.zeros((0, 2), np.int32)  # Head and tail of each fact.
         self._fact_O = np.zeros(0, np.int32)  # The facts of all passages, in order.
-        self._start_P = np.zeros(
-            1, np.int64
-        )  # The first index of each passage in fact_O, and the end.
+        # The first index of each passage in fact_O, and the end.
+        self._start_P = np.zeros(1, np.int64)
         self._entity_ED = np.zeros((0, encoder.dim), np.float32)
         self._fact_FD = np.zeros((0, encoder.dim), np.float32)
         self._synonyms = no_synonyms(0, self.options.max_synonyms)
@@ -254,7 +253,7 @@ class TripleGraph:
         ends = (np.concatenate(source), np.concatenate(target))
         edge_NN = sparse.csr_array((np.concatenate(weight), ends), shape=(size, size))
         counts = np.bincount(mention_M2[:, 1], minlength=len(entity_E))
-        return _Scope(entity_E, row_P, counts, _transitions(edge_NN + edge_NN.T))
+        return _Scope(entity_E, row_P, counts, normalized(edge_NN + edge_NN.T))
 
     # ------------------------------------------------------------------------------------- search
 
@@ -484,10 +483,3 @@ def _extended(
     vectors_ND: np.ndarray, texts: Sequence[str], encoder: Encoder, role: Any
 ) -> np.ndarray:
     return np.concatenate([vectors_ND, encoder.encode(texts, role)]) if texts else vectors_ND
-
-
-def _transitions(edge_NN: sparse.csr_array) -> sparse.csr_array:
-    """Divides each row by its sum; rows without edges stay empty."""
-    total_N = edge_NN.sum(axis=1)
-    scale_N = np.divide(1, total_N, out=np.zeros_like(total_N), where=total_N > 0)
-    return sparse.csr_array(sparse.diags_array(scale_N) @ edge_NN, dtype=np.float32)

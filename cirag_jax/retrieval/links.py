@@ -213,10 +213,14 @@ def transitions(mentions: Sequence[Sequence[Sequence[int]]], backward: float) ->
     popularity_N = np.bincount(ends[1], minlength=len(mentions))
     weight_L = share_L / popularity_N[ends[1]]
     link_NN = sparse.csr_array((weight_L, ends), shape=(len(mentions), len(mentions)))
-    link_NN = link_NN + backward * link_NN.T
-    total_N = link_NN.sum(axis=1)
+    return normalized(link_NN + backward * link_NN.T)
+
+
+def normalized(weight_NN: sparse.csr_array) -> sparse.csr_array:
+    """Divides each row by its sum, float32; empty rows stay empty."""
+    total_N = weight_NN.sum(axis=1)
     scale_N = np.divide(1, total_N, out=np.zeros_like(total_N), where=total_N > 0)
-    return sparse.csr_array(sparse.diags_array(scale_N) @ link_NN, dtype=np.float32)
+    return sparse.csr_array(sparse.diags_array(scale_N) @ weight_NN, dtype=np.float32)
 
 
 def page_rank(

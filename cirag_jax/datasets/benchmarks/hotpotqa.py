@@ -113,14 +113,21 @@ class HotpotQA(OfficialBuilder):
         return Question(**fields, hops=2, split=split, setting=setting), passages
 
 
-def _titles(record: HotpotRecord) -> dict[str, Any]:
-    """Returns the fields of `Question`, with titles in place of ids of passages."""
-    facts = tuple(dict.fromkeys(record.supporting_facts or ()))
+def _fields(record: HotpotRecord) -> dict[str, Any]:
+    """Returns the fields of `Question` that do not refer to passages."""
     return {
         "id": record.id,
         "question": record.question,
         "answers": () if record.answer is None else (record.answer,),
         "type": record.type,
+    }
+
+
+def _titles(record: HotpotRecord) -> dict[str, Any]:
+    """Returns the fields of `Question`, with titles in place of ids of passages."""
+    facts = tuple(dict.fromkeys(record.supporting_facts or ()))
+    return {
+        **_fields(record),
         "context": tuple(dict.fromkeys(title for title, _ in record.context)),
         "supporting": tuple(dict.fromkeys(title for title, _ in facts)) or None,
         "supporting_sentences": facts or None,
@@ -135,13 +142,8 @@ def convert_context(record: HotpotRecord) -> tuple[tuple[Passage, ...], dict[str
     gold passages would inflate recall. Sentence indices out of range are dropped.
     """
     passages = tuple(passage_of(title, "", sentences) for title, sentences in record.context)
-    fields: dict[str, Any] = {
-        "id": record.id,
-        "question": record.question,
-        "answers": () if record.answer is None else (record.answer,),
-        "type": record.type,
-        "context": tuple(dict.fromkeys(passage.id for passage in passages)),
-    }
+    context = tuple(dict.fromkeys(passage.id for passage in passages))
+    fields = {**_fields(record), "context": context}
     facts = record.supporting_facts
     by_title = {passage.title: passage for passage in reversed(passages)}  # The first one wins.
     if facts and all(title in by_title for title, _ in facts):
