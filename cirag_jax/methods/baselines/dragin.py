@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.reading import NO_MINIMUM, search
+from cirag_jax.methods.common.reading import NO_MINIMUM, SearchConfig, search
 from cirag_jax.methods.common.writing import (
     PROMPT,
     AnswerFormat,
@@ -36,7 +36,7 @@ _ATTENDED = 100  # Attended positions that the backend reports per token; its ma
 
 
 @dataclasses.dataclass(frozen=True)
-class DraginConfig:
+class DraginConfig(SearchConfig):
     """DRAGIN's settings.
 
     Attributes:
@@ -101,9 +101,7 @@ def dragin(question: Question, config: DraginConfig) -> Program[Prediction]:
             if not query:
                 errors["query_empty"] += 1
                 query = text
-            retrieved = yield from search(
-                query, config.num_passages, config.rerank_from, config.min_score
-            )
+            retrieved = yield from search(query, config)
             ids = tuple(passage.id for passage in retrieved.passages)
             best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
             collected |= {passage.id: passage for passage in retrieved.passages}

@@ -12,7 +12,7 @@ from cirag_jax.llm.types import Message, Token
 from cirag_jax.methods.common.evidence import best_scores
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.reading import NO_MINIMUM, search
+from cirag_jax.methods.common.reading import NO_MINIMUM, SearchConfig, search
 from cirag_jax.methods.common.writing import (
     AnswerFormat,
     Sentence,
@@ -37,7 +37,7 @@ from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class FlareConfig:
+class FlareConfig(SearchConfig):
     """FLARE's settings, with the defaults of FlashRAG and DualRAG's code.
 
     Attributes:
@@ -100,9 +100,7 @@ def flare(question: Question, config: FlareConfig) -> Program[Prediction]:
         nonlocal best
         rankings = list[Retrieved]()
         for query in queries:
-            ranking = yield from search(
-                query, config.num_passages, config.rerank_from, config.min_score
-            )
+            ranking = yield from search(query, config)
             rankings.append(ranking)
             ids = (passage.id for passage in ranking.passages)
             best = best_scores([*best.items(), *zip(ids, ranking.scores, strict=True)])

@@ -18,6 +18,7 @@ from cirag_jax.methods.common.prompt_parts import example_turns, object_schema
 from cirag_jax.methods.common.reading import (
     NO_MINIMUM,
     ReaderFormat,
+    SearchConfig,
     ask_reader,
     read,
     render_reader,
@@ -31,7 +32,7 @@ from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class GengroundConfig:
+class GengroundConfig(SearchConfig):
     """GenGround's settings, with the defaults of DualRAG's code.
 
     Attributes:
@@ -94,9 +95,7 @@ def genground(question: Question, config: GengroundConfig) -> Program[Prediction
             query = text
             if query in earlier:
                 break
-        retrieved = yield from search(
-            query, config.num_passages, config.rerank_from, config.min_score
-        )
+        retrieved = yield from search(query, config)
         answer, support = yield from ground(
             query, deduction.guess, retrieved.passages, config, errors
         )

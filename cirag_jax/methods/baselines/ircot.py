@@ -14,7 +14,7 @@ from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
+from cirag_jax.methods.common.reading import ReaderFormat, SearchConfig, read, render_reader, search
 from cirag_jax.methods.common.written_answers import FINAL, first_sentence, written_answer
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
@@ -32,7 +32,7 @@ from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class IrcotConfig:
+class IrcotConfig(SearchConfig):
     """IRCoT's settings.
 
     Attributes:
@@ -87,9 +87,7 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
     best: dict[str, float] = {}  # The highest score of each passage.
     errors = collections.Counter[str]()
     while True:
-        retrieved = yield from search(
-            query, config.num_passages, config.rerank_from, config.min_score
-        )
+        retrieved = yield from search(query, config)
         ids = tuple(p.id for p in retrieved.passages)
         best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
         collected = {p.id: p for p in (*collected.values(), *retrieved.passages)}

@@ -6,7 +6,7 @@ from typing import Literal
 
 from cirag_jax.io import one_line
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
+from cirag_jax.methods.common.reading import ReaderFormat, SearchConfig, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieved
 from cirag_jax.types import Count, PositiveInt, Prediction, Question, Step
@@ -14,7 +14,7 @@ from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class IterRetgenConfig:
+class IterRetgenConfig(SearchConfig):
     """Iter-RetGen's settings, with FlashRAG's defaults.
 
     Attributes:
@@ -58,9 +58,7 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
             errors["repeated_query"] += 1
             break
         queries.append(query)
-        retrieved = yield from search(
-            query, config.num_passages, config.rerank_from, config.min_score
-        )
+        retrieved = yield from search(query, config)
         passages = retrieved.passages[: config.num_read]
         attempt = yield from read(
             question.question, "passage", passages, config.reader_format, errors

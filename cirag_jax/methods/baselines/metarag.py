@@ -14,6 +14,7 @@ from cirag_jax.methods.common.prompt_parts import object_schema
 from cirag_jax.methods.common.reading import (
     NO_MINIMUM,
     ReaderFormat,
+    SearchConfig,
     read,
     render_reader,
     search,
@@ -35,7 +36,7 @@ from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class MetaragConfig:
+class MetaragConfig(SearchConfig):
     """MetaRAG's settings, with the values of its code.
 
     Attributes:
@@ -97,9 +98,7 @@ def metarag(question: Question, config: MetaragConfig) -> Program[Prediction]:
 
     def retrieve(query: str) -> Program[tuple[str, ...]]:
         nonlocal best
-        retrieved = yield from search(
-            query, config.num_passages, config.rerank_from, config.min_score
-        )
+        retrieved = yield from search(query, config)
         ids = tuple(passage.id for passage in retrieved.passages)
         best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
         passages.update((passage.id, passage) for passage in retrieved.passages)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cirag_jax.io import one_line
 from cirag_jax.methods.common.evidence import passage_line
 from cirag_jax.methods.common.predictions import passage_prediction
-from cirag_jax.methods.common.reading import NO_MINIMUM, ReaderFormat, read, render_reader, search
+from cirag_jax.methods.common.reading import ReaderFormat, SearchConfig, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
@@ -15,7 +15,7 @@ from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiStepConfig:
+class MultiStepConfig(SearchConfig):
     """The settings of multi-step RAG, with the values of GRADE's appendix A.4.
 
     Attributes:
@@ -52,9 +52,7 @@ def multi_step(question: Question, config: MultiStepConfig) -> Program[Predictio
     steps, attempts = list[Step[str]](), list[Attempt]()
     errors = collections.Counter[str]()
     for number in range(config.num_rounds):
-        retrieved = yield from search(
-            query, config.num_passages, config.rerank_from, NO_MINIMUM, rank_by=text
-        )
+        retrieved = yield from search(query, config, rank_by=text)
         passages = retrieved.passages[: config.num_read]
         attempt = yield from read(text, "passage", passages, config.reader_format, errors)
         attempts.append(attempt)

@@ -7,24 +7,31 @@ from collections.abc import Sequence
 from cirag_jax.datasets.chains import UnitKind
 from cirag_jax.errors import UserError
 from cirag_jax.methods.common.evidence import (
-    Evidence,
-    Fact,
-    location_of,
     rank_passages,
     rank_sentences,
+    sentence_line,
     sentences_by_text,
     triple_line,
 )
-from cirag_jax.methods.common.reading import ReaderFormat, read, render_reader, search
+from cirag_jax.methods.common.reading import ReaderFormat, SearchConfig, read, render_reader, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Extract, Extracted, Needs, Program, Rank, Ranked
 from cirag_jax.triples.normalization import Normalization, merge_sources
-from cirag_jax.types import Count, Passage, PositiveInt, Prediction, Question, Step, Triple
+from cirag_jax.types import (
+    Count,
+    Passage,
+    PositiveInt,
+    Prediction,
+    Question,
+    Sentence,
+    Step,
+    Triple,
+)
 from cirag_jax.validation import check_at_most, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class NativeRagConfig:
+class NativeRagConfig(SearchConfig):
     """NativeRAG's settings, with the defaults of FlashRAG's naive generation.
 
     Attributes:
@@ -76,15 +83,19 @@ class NativeRagConfig:
 def native_rag(question: Question, config: NativeRagConfig) -> Program[Prediction]:
     """Answers a question by retrieving once and reading once."""
     query, errors = question.question, collections.Counter[str]()
-    retrieved = yield from search(query, config.num_passages, config.rerank_from, config.min_score)
+    retrieved = yield from search(query, config)
     step, lines = Step(query, tuple(p.id for p in retrieved.passages)), retrieved.passages
-    facts: Sequence[Fact] = ()
+    facts: tuple[Triple | Sentence, ...] = ()
     if config.units != "passage":
         facts, scores = yield from _rank_units(query, retrieved.passages, config)
         step = dataclasses.replace(step, candidates=facts, scores=scores)
-        evidence = Evidence(config.normalization)
-        evidence.add_retrieved(retrieved.passages)
-        lines = [_line(fact, evidence) for fact in facts]
+        by_id = {passage.id: passage for passage in retrieved.passages}
+        lines = [
+            triple_line(fact, config.normalization)
+            if isinstance(fact, Triple)
+            else sentence_line(by_id[fact.passage_id], fact.index)
+            for fact in facts
+        ]
     attempt = yield from read(
         query, config.units, lines[: config.num_read], config.reader_format, errors
     )
@@ -107,7 +118,7 @@ METHOD = Method(
 
 def _rank_units(
     query: str, passages: Sequence[Passage], config: NativeRagConfig
-) -> Program[tuple[tuple[Fact, ...], tuple[float, ...]]]:
+) -> Program[tuple[tuple[Triple | Sentence, ...], tuple[float, ...]]]:
     """Returns the passages' sentences or triples, best first, with their scores."""
     if config.units == "triple":
         extracted: Extracted = yield Extract(tuple(passages))
@@ -118,12 +129,3 @@ def _rank_units(
     sentences = sentences_by_text(passages)
     ranked: Ranked[str] = yield Rank(query, tuple(sentences), 0, "units")
     return tuple(sentences[text] for text in ranked.texts), ranked.scores
-
-
-def _line(fact: Fact, pool: Evidence) -> str:
-    """Returns a triple or a sentence as a line of the reader's prompt."""
-    if isinstance(fact, Triple):
-        return triple_line(fact, pool.normalization)
-    passage_id, index = location_of(fact)
-    assert passage_id is not None and index is not None  # A sentence has both.
-    return pool.sentence((passage_id, index))

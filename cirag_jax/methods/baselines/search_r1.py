@@ -10,7 +10,7 @@ from cirag_jax.io import one_line
 from cirag_jax.llm.types import Message
 from cirag_jax.methods.common.evidence import best_scores, passage_line
 from cirag_jax.methods.common.own_prompts import Prompt
-from cirag_jax.methods.common.reading import NO_MINIMUM, search
+from cirag_jax.methods.common.reading import SearchConfig, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, RequestError
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
@@ -18,7 +18,7 @@ from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchR1Config:
+class SearchR1Config(SearchConfig):
     """Search-R1's settings, with the values of its paper and code.
 
     Attributes:
@@ -87,9 +87,7 @@ def search_r1(question: Question, config: SearchR1Config) -> Program[Prediction]
         if action.kind is None or action.problem is not None:
             turn = Message("assistant", f"{written}{CORRECTION}")
             continue
-        retrieved = yield from search(
-            action.content, config.num_passages, config.rerank_from, NO_MINIMUM
-        )
+        retrieved = yield from search(action.content, config)
         ids = tuple(passage.id for passage in retrieved.passages)
         scores += zip(ids, retrieved.scores, strict=True)
         found |= {passage.id: passage for passage in retrieved.passages}

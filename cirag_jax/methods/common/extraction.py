@@ -113,7 +113,9 @@ def extract(passage: Passage, settings: ExtractionSettings) -> Program[Extractio
     if len(kept) < len(triples):
         parse_errors["triples: ungrounded"] += 1
     if kept:
-        return Extraction("ok", _with_sources(kept, passage), parse_errors=parse_errors)
+        sentences = sentences_of(passage)
+        sourced = (Triple(*t, passage.id, source_sentence(*t, sentences)) for t in kept)
+        return Extraction("ok", tuple(sourced), parse_errors=parse_errors)
     if problem == "empty":
         return Extraction("empty", parse_errors=parse_errors, answer=text[:200])
     cause = UNREADABLE + (problem or ("ungrounded" if triples else "example"))
@@ -154,13 +156,6 @@ def _words(text: str) -> set[str]:
 
 def _kinds(call: str, problem: str | None) -> list[str]:
     return [] if problem in (None, "empty") else [f"{call}: {problem}"]
-
-
-def _with_sources(parts: list[prompts.Parts], passage: Passage) -> tuple[Triple, ...]:
-    sentences = sentences_of(passage)
-    return tuple(
-        Triple(*triple, passage.id, source_sentence(*triple, sentences)) for triple in parts
-    )
 
 
 # ----------------------------------------------------------------------------- journal and store
@@ -212,10 +207,8 @@ def program_name(passage: Passage) -> str:
 def extractor_version(dialect: str = dialects.OPENIE) -> dict[str, Any]:
     """Returns JSON that identifies the versions of prompts, parsers and the sentence splitter."""
     digest = prompts.prompt_hash() if dialect == dialects.OPENIE else dialects.prompt_hash(dialect)
-    prompts_of_file = own_prompts.current().items()
-    if own := {name: p for name, p in prompts_of_file if name.partition(".")[0] == "extractor"}:
-        # Conversations lack the names in responses.
-        digest = codec.digest(digest + own_prompts.digest(own))
+    if own := own_prompts.of_role(own_prompts.current(), "extractor"):
+        digest = codec.digest(digest + own)  # Conversations lack the names in responses.
     return {"prompt": digest, "parser": PARSER, **of_packages("sentencex")}
 
 

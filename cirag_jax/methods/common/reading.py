@@ -38,20 +38,29 @@ ANSWER_TOKENS = {
 NO_MINIMUM = -1e9  # Below every score.
 
 
-def search(
-    query: str, k: int, rerank_from: int = 0, min_score: float = 0.0, *, rank_by: str | None = None
-) -> Program[Retrieved]:
-    """Returns the ``k`` nearest passages, or the ``k`` best of ``rerank_from`` passages.
+class SearchConfig:
+    """Base class of settings for methods that search with an optional reranker."""
+
+    num_passages: int
+    rerank_from: int
+    min_score: float = NO_MINIMUM
+
+
+def search(query: str, config: SearchConfig, *, rank_by: str | None = None) -> Program[Retrieved]:
+    """Returns the ``num_passages`` nearest passages, or the best of ``rerank_from`` passages.
 
     The ranker ``passages`` selects the best passages for ``rank_by``, by default the query, without
     passages that score ``min_score`` or less. In DualRAG's code, NativeRAG keeps up to 10 of 50
     passages, with a logit above 0, and GenGround keeps 10 with any logit.
     """
-    retrieved: Retrieved = yield Retrieve(query, max(k, rerank_from))
-    if not rerank_from or not retrieved.passages:
+    retrieved: Retrieved = yield Retrieve(query, max(config.num_passages, config.rerank_from))
+    if not config.rerank_from or not retrieved.passages:
         return retrieved
-    ranked: Ranked[Passage] = yield Rank(rank_by or query, retrieved.passages, k, "passages")
-    good = [(p, s) for p, s in zip(ranked.texts, ranked.scores, strict=True) if s > min_score]
+    ranked: Ranked[Passage] = yield Rank(
+        rank_by or query, retrieved.passages, config.num_passages, "passages"
+    )
+    pairs = zip(ranked.texts, ranked.scores, strict=True)
+    good = [(passage, score) for passage, score in pairs if score > config.min_score]
     return Retrieved(tuple(p for p, _ in good), tuple(s for _, s in good))
 
 
@@ -111,16 +120,15 @@ def ask_reader(
     *,
     parse: Callable[..., tuple[str, bool, str | None]] = reading_prompts.parse_answer,
     max_tokens: int = 0,
-    prompt: Prompt | None = None,
+    prompt: Prompt,
     logprobs: bool = False,
 ) -> Program[Attempt]:
     """Returns the reader's answer to ``messages``, which contain the lines of ``evidence``.
 
     ``parse`` has the signature of `reading_prompts.parse_answer`. ``prompt`` is the prompt of the
-    messages, if a prompt file may replace it. ``logprobs`` adds the log-probabilities of the
-    response to the attempt. If the reader fails, the attempt has an ``error``;
-    the method then ends without further requests, so that the question fails but its retrieved
-    passages count.
+    messages. ``logprobs`` adds the log-probabilities of the response to the attempt. If the reader
+    fails, the attempt has an ``error``; the method then ends without further requests, so that the
+    question fails but its retrieved passages count.
     """
     try:
         response: Generated = yield Generate(
@@ -129,8 +137,7 @@ def ask_reader(
     except RequestError as error:
         return Attempt(granularity, evidence, "", "", False, str(error))
     truncated = response.finish_reason == "length"
-    text = response.text if prompt is None else prompt.read(response.text)
-    answer, sufficient, problem = parse(text, truncated=truncated)
+    answer, sufficient, problem = parse(prompt.read(response.text), truncated=truncated)
     if problem is not None:
         parse_errors[f"answer_{problem}"] += 1
     tokens = tuple(t.logprob for t in response.tokens or () if t.logprob is not None)

@@ -6,6 +6,7 @@ import pytest
 
 from cirag_jax.errors import UserError
 from cirag_jax.methods.baselines.beam_retrieval import BeamRetrievalConfig, beam_retrieval
+from cirag_jax.methods.baselines.dragin import DraginConfig
 from cirag_jax.methods.baselines.iter_retgen import IterRetgenConfig, iter_retgen
 from cirag_jax.methods.baselines.oracle import OracleConfig, oracle
 from cirag_jax.methods.common.reading import read, search
@@ -36,11 +37,12 @@ CUT = "Ada Moen; born in; Lund; Lund; in the"  # The response is cut before its 
 
 def test_search_reranked_passages_pass_the_threshold():
     fakes = FakeHandlers({None: (NOISE, ADA, LUND)}, {}, {}, {"a": 2.0, "l": 0.5, "n": -1.0})
-    retrieved = fakes.drive(search("q?", 5, rerank_from=9, min_score=0.5))
+    config = DraginConfig(num_passages=5, rerank_from=9, min_score=0.5)
+    retrieved = fakes.drive(search("q?", config))
     assert fakes.requests == [Retrieve("q?", 9), Rank("q?", (NOISE, ADA, LUND), 5, "passages")]
     assert retrieved == Retrieved((ADA,), (2.0,))
-    assert fakes.drive(search("q?", 2)).passages == (NOISE, ADA)
-    assert FakeHandlers({None: ()}, {}, {}).drive(search("q?", 2, 9)).passages == ()
+    assert fakes.drive(search("q?", DraginConfig(num_passages=2))).passages == (NOISE, ADA)
+    assert FakeHandlers({None: ()}, {}, {}).drive(search("q?", config)).passages == ()
 
 
 @pytest.mark.parametrize(
