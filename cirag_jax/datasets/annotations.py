@@ -126,12 +126,12 @@ def _hops_of_decomposition(question: Question) -> tuple[Hop, ...]:
         parents = {int(k) - 1 for k in re.findall(r"#(\d+)", text) if 0 < int(k) <= index}
         head, arrow, relation = text.partition(" >> ")
         if arrow:
-            sub_question, noun = (
-                f(relation, head) for f in (relations.sub_question, relations.noun_phrase)
-            )
+            sub_question = relations.sub_question(relation, head)
+            noun = relations.noun_phrase(relation, head)
             keywords, about = f"{head} {relation}", head
         else:
-            sub_question, noun = _as_question(text), ""
+            bare = text.rstrip("?").rstrip()
+            sub_question, noun = f"{bare[:1].upper()}{bare[1:]}?", ""
             keywords = " ".join(w for w in text.rstrip("?").split() if w.lower() not in _STOP_WORDS)
             about = text
         places = _anywhere([step.supporting] if step.supporting else question.supporting)
@@ -200,11 +200,6 @@ def _answers(question: Question, answer: str) -> tuple[str, ...]:
     """Returns an annotated answer, plus its other accepted forms if it is the final answer."""
     others = question.answers if answer in question.answers else ()
     return tuple(dict.fromkeys((answer, *others)))
-
-
-def _as_question(text: str) -> str:
-    text = text.strip().rstrip("?").rstrip()
-    return f"{text[:1].upper()}{text[1:]}?"
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -29,11 +29,11 @@ def load_dataset(
     reads_triples = corpus or not on_request
     if not data.dir:
         dataset = demo.build()
-        return with_triples(dataset, data, on_request=on_request) if reads_triples else dataset
-    own_triples = reads_triples and getattr(data, "triples", None) in (None, ONLINE)
-    folder = pathlib.Path(data.dir)
-    read = jsonl.read_dataset if formats.is_own(folder) else formats.read
-    dataset = read(folder, corpus=corpus, questions=questions, triples=own_triples)
+    else:
+        own_triples = reads_triples and getattr(data, "triples", None) in (None, ONLINE)
+        folder = pathlib.Path(data.dir)
+        read = jsonl.read_dataset if formats.is_own(folder) else formats.read
+        dataset = read(folder, corpus=corpus, questions=questions, triples=own_triples)
     return with_triples(dataset, data, on_request=on_request) if reads_triples else dataset
 
 

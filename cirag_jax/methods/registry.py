@@ -48,7 +48,22 @@ def find_method(name: str) -> Method:
       name: a folder of ``cirag_jax/methods``, a file of ``cirag_jax/methods/baselines``, or the
         dotted path of any other module, such as ``my_package.my_method``.
     """
-    return _load(method_module(name), name)
+    module = method_module(name)
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(
+            f"config.method={name!r} cannot be imported: no module {error.name!r} on PYTHONPATH."
+        ) from None
+    method = getattr(imported, "METHOD", None)
+    if not isinstance(method, Method):
+        raise UserError(
+            f"config.method={name!r}: the module {module} must define "
+            "METHOD = Method(program, config)."
+        )
+    return method
 
 
 def method_module(name: str) -> str:
@@ -72,21 +87,3 @@ def block_name(name: str) -> str:
 def method_block(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the settings block of ``config.method``; empty if the config names no method."""
     return config.get(block_name(config.get("method", "")), {})
-
-
-def _load(module: str, name: str) -> Method:
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UserError(
-            f"config.method={name!r} cannot be imported: no module {error.name!r} on PYTHONPATH."
-        ) from None
-    method = getattr(imported, "METHOD", None)
-    if not isinstance(method, Method):
-        raise UserError(
-            f"config.method={name!r}: the module {module} must define "
-            "METHOD = Method(program, config)."
-        )
-    return method

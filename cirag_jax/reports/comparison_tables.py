@@ -102,11 +102,12 @@ def _scores(result: Mapping[str, Any]) -> Table:
     if any(name.startswith("hit@") for name in columns):
         caption += "; hit@K: share of questions with an answer in any of the first K passages"
     caption += _missing(result, columns)
-    repeats = [
-        f"{name}{_spread(system['repeats']['std'])} over {system['repeats']['count']}"
-        for name, system in systems.items()
-        if system["repeats"]["count"] > 1
-    ]
+    repeats = []
+    for name, system in systems.items():
+        std, count = system["repeats"]["std"], system["repeats"]["count"]
+        if count > 1:
+            spread = f" F1 ± {100 * std['f1']:.1f}" if "f1" in std else ""
+            repeats.append(f"{name}{spread} over {count}")
     if repeats:
         caption += "; means over runs with different seeds: " + ", ".join(repeats)
     return Table(caption, [[*header, *GRANULARITIES], *rows])
@@ -137,24 +138,15 @@ def tokens_of(system: Mapping[str, Any], *kinds: str) -> float:
 
 def _missing(result: Mapping[str, Any], columns: Sequence[str]) -> str:
     """Returns the reasons for the missing scores of each run, as the end of a caption."""
+    columns_of: dict[tuple[str, str], list[str]] = {}
+    for name, system in result["systems"].items():
+        for column in columns:
+            if reason := system[column].get("reason"):
+                columns_of.setdefault((name, reason), []).append(metrics.title(column))
     return "".join(
-        f"; n/a for {name}: {reason} ({', '.join(map(metrics.title, of_reason))})"
-        for name, system in result["systems"].items()
-        for reason, of_reason in _reasons(system, columns).items()
+        f"; n/a for {name}: {reason} ({', '.join(titles)})"
+        for (name, reason), titles in columns_of.items()
     )
-
-
-def _reasons(system: Mapping[str, Any], columns: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the reasons for missing scores, each with its columns."""
-    by_reason: dict[str, list[str]] = {}
-    for name in columns:
-        if "reason" in system[name]:
-            by_reason.setdefault(system[name]["reason"], []).append(name)
-    return by_reason
-
-
-def _spread(std: Mapping[str, float]) -> str:
-    return f" F1 ± {100 * std['f1']:.1f}" if "f1" in std else ""
 
 
 def _differences(result: Mapping[str, Any]) -> Table:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from cirag_jax.models import cross_encoder
 from cirag_jax.models.cross_encoder import PairEncoder
 from cirag_jax.retrieval.buckets import everywhere, map_texts
+from cirag_jax.retrieval.encode import pad
 
 
 class PairTokens(NamedTuple):
@@ -41,13 +42,8 @@ def pad_pairs(
 
     Rows added as padding have length 1, so that no row is empty.
     """
-    tokens_BT = np.full((num_rows, length), pad_id, np.int32)
-    types_BT = np.zeros((num_rows, length), np.int32)
-    lengths_B = np.ones((num_rows,), np.int32)
-    for index, row in enumerate(rows):
-        tokens_BT[index, : len(row.tokens_T)] = row.tokens_T
-        types_BT[index, : len(row.tokens_T)] = row.types_T
-        lengths_B[index] = len(row.tokens_T)
+    tokens_BT, lengths_B = pad([row.tokens_T for row in rows], num_rows, length, pad_id)
+    types_BT, _ = pad([row.types_T for row in rows], num_rows, length, 0)
     return tokens_BT, types_BT, lengths_B
 
 

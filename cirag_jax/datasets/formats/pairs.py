@@ -6,7 +6,6 @@ Tevatron's rows have ``query_id``, ``query``, ``positive_passages`` and ``negati
 ``context`` adds the negatives, from which the aligner draws hard negatives of units=passage.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,13 +136,7 @@ def triplet_tables(source: Source) -> list[str]:
 # --------------------------------------------------------------------------------------- writing
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """The positive and negative passages of a question."""
-
-    question: Question
-    positives: list[Passage]
-    negatives: list[Passage]
+_Row = tuple[Question, list[Passage], list[Passage]]  # With positive and negative passages.
 
 
 def _rows(dataset: Dataset) -> dict[str, list[_Row]]:
@@ -151,10 +144,10 @@ def _rows(dataset: Dataset) -> dict[str, list[_Row]]:
     splits: dict[str, list[_Row]] = {}
     for question in dataset.questions:
         if gold := question.supporting:
-            others = [i for i in question.context or () if i not in gold]
-            row = _Row(question, [dataset.corpus[i] for i in gold],
-                       [dataset.corpus[i] for i in others])  # fmt: skip
-            splits.setdefault(question.split or "train", []).append(row)
+            positives = [dataset.corpus[i] for i in gold]
+            negatives = [dataset.corpus[i] for i in question.context or () if i not in gold]
+            rows = splits.setdefault(question.split or "train", [])
+            rows.append((question, positives, negatives))
     return splits
 
 
@@ -167,13 +160,13 @@ def write_tevatron(dataset: Dataset, folder: Path) -> None:
     for split, rows in _rows(dataset).items():
         lines = (
             {
-                "query_id": row.question.id,
-                "query": row.question.question,
-                "answers": list(row.question.answers),
-                "positive_passages": records(row.positives),
-                "negative_passages": records(row.negatives),
+                "query_id": question.id,
+                "query": question.question,
+                "answers": list(question.answers),
+                "positive_passages": records(positives),
+                "negative_passages": records(negatives),
             }
-            for row in rows
+            for question, positives, negatives in rows
         )
         write_lines(folder / f"{split}.jsonl", lines)
     write_lines(folder / "corpus.jsonl", (records([p])[0] for p in dataset.corpus.values()))
@@ -189,13 +182,13 @@ def write_triplets(dataset: Dataset, folder: Path) -> None:
         return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
     for split, rows in _rows(dataset).items():
-        has_negatives = any(row.negatives for row in rows)
+        has_negatives = any(negatives for _, _, negatives in rows)
         lines = (
-            {"anchor": row.question.question, "positive": text(p)}
+            {"anchor": question.question, "positive": text(p)}
             | ({"negative": text(n)} if n else {})
-            for row in rows
-            for p in row.positives
-            for n in (row.negatives if has_negatives else [None])
+            for question, positives, negatives in rows
+            for p in positives
+            for n in (negatives if has_negatives else [None])
         )
         write_lines(folder / f"{split}.jsonl", lines)
 
