@@ -39,6 +39,11 @@ class Retrieved:
     passages: tuple[Passage, ...]
     scores: tuple[float, ...]
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the passages."""
+        return tuple(passage.id for passage in self.passages)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follow:

@@ -102,7 +102,7 @@ def dragin(question: Question, config: DraginConfig) -> Program[Prediction]:
                 errors["query_empty"] += 1
                 query = text
             retrieved = yield from search(query, config)
-            ids = tuple(passage.id for passage in retrieved.passages)
+            ids = retrieved.ids
             best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
             collected |= {passage.id: passage for passage in retrieved.passages}
             begun = f"{written} {before}".strip()

@@ -102,8 +102,7 @@ def flare(question: Question, config: FlareConfig) -> Program[Prediction]:
         for query in queries:
             ranking = yield from search(query, config)
             rankings.append(ranking)
-            ids = (passage.id for passage in ranking.passages)
-            best = best_scores([*best.items(), *zip(ids, ranking.scores, strict=True)])
+            best = best_scores([*best.items(), *zip(ranking.ids, ranking.scores, strict=True)])
         passages = interleaved([ranking.passages for ranking in rankings])[: config.num_passages]
         collected.update((passage.id, passage) for passage in passages)
         return passages

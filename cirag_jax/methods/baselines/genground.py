@@ -101,10 +101,9 @@ def genground(question: Question, config: GengroundConfig) -> Program[Prediction
         )
         pairs.append((query, answer))
         supporting |= {passage.id: passage for passage in support}
-        ids = tuple(passage.id for passage in retrieved.passages)
         notes = {"guess": deduction.guess, "answer": answer}
         kept = tuple(passage.id for passage in support)
-        steps.append(Step(query, ids, kept=kept, response=response.text, notes=notes))
+        steps.append(Step(query, retrieved.ids, kept=kept, response=response.text, notes=notes))
     ranked = dict.fromkeys([*supporting, *(name for step in steps for name in step.passages)])
     attempt = yield from _answer(text, pairs, tuple(supporting.values()), config, errors)
     return passage_prediction(ranked, steps, [attempt], errors)

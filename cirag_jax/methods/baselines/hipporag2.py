@@ -137,8 +137,7 @@ def search_graph(
         )
     else:
         retrieved = yield Retrieve(query, config.num_passages)
-    ids = tuple(passage.id for passage in retrieved.passages)
-    step = Step(query, ids, linked.triples, linked.scores, kept=kept, response=response)
+    step = Step(query, retrieved.ids, linked.triples, linked.scores, kept=kept, response=response)
     return retrieved, step
 
 

@@ -88,7 +88,7 @@ def ircot(question: Question, config: IrcotConfig) -> Program[Prediction]:
     errors = collections.Counter[str]()
     while True:
         retrieved = yield from search(query, config)
-        ids = tuple(p.id for p in retrieved.passages)
+        ids = retrieved.ids
         best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
         collected = {p.id: p for p in (*collected.values(), *retrieved.passages)}
         context = retrieved.passages

@@ -65,20 +65,17 @@ def iter_retgen(question: Question, config: IterRetgenConfig) -> Program[Predict
         )
         attempts.append(attempt)
         if attempt.error is not None:
-            steps.append(Step(query, tuple(p.id for p in retrieved.passages)))
+            steps.append(Step(query, retrieved.ids))
             break
         addition = attempt.response
         if config.query_with == "answer":
             # A refusal, or a response cut off before its answer, makes a poor query.
             addition = attempt.answer if attempt.sufficient else ""
         next_query = one_line(f"{question.question} {addition}")
-        ids = tuple(p.id for p in retrieved.passages)
-        steps.append(Step(query, ids, next_query=next_query, response=attempt.response))
+        steps.append(Step(query, retrieved.ids, next_query=next_query, response=attempt.response))
         query = next_query
     steps[-1] = dataclasses.replace(steps[-1], next_query=None)
-    return passage_prediction(
-        (passage.id for passage in retrieved.passages), steps, attempts, errors
-    )
+    return passage_prediction(retrieved.ids, steps, attempts, errors)
 
 
 METHOD = Method(

@@ -99,10 +99,9 @@ def metarag(question: Question, config: MetaragConfig) -> Program[Prediction]:
     def retrieve(query: str) -> Program[tuple[str, ...]]:
         nonlocal best
         retrieved = yield from search(query, config)
-        ids = tuple(passage.id for passage in retrieved.passages)
-        best = best_scores([*best.items(), *zip(ids, retrieved.scores, strict=True)])
+        best = best_scores([*best.items(), *zip(retrieved.ids, retrieved.scores, strict=True)])
         passages.update((passage.id, passage) for passage in retrieved.passages)
-        return ids
+        return retrieved.ids
 
     def answer(advice: Sequence[str]) -> Program[Reply]:
         shown = tuple(passages.values())

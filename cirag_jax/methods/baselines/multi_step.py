@@ -60,11 +60,10 @@ def multi_step(question: Question, config: MultiStepConfig) -> Program[Predictio
         if attempt.error is None and number + 1 < config.num_rounds:
             in_query = retrieved.passages[: config.num_in_query]
             next_query = extended_query(text, attempt.answer, in_query)
-        ids = tuple(passage.id for passage in retrieved.passages)
         if next_query == query:  # The next round would repeat this one.
             errors["repeated_query"] += 1
             next_query = None
-        steps.append(Step(query, ids, next_query=next_query, response=attempt.response))
+        steps.append(Step(query, retrieved.ids, next_query=next_query, response=attempt.response))
         if next_query is None:
             break
         query = next_query

@@ -84,7 +84,7 @@ def native_rag(question: Question, config: NativeRagConfig) -> Program[Predictio
     """Answers a question by retrieving once and reading once."""
     query, errors = question.question, collections.Counter[str]()
     retrieved = yield from search(query, config)
-    step, lines = Step(query, tuple(p.id for p in retrieved.passages)), retrieved.passages
+    step, lines = Step(query, retrieved.ids), retrieved.passages
     facts: tuple[Triple | Sentence, ...] = ()
     if config.units != "passage":
         facts, scores = yield from _rank_units(query, retrieved.passages, config)

@@ -88,10 +88,9 @@ def search_r1(question: Question, config: SearchR1Config) -> Program[Prediction]
             turn = Message("assistant", f"{written}{CORRECTION}")
             continue
         retrieved = yield from search(action.content, config)
-        ids = tuple(passage.id for passage in retrieved.passages)
-        scores += zip(ids, retrieved.scores, strict=True)
+        scores += zip(retrieved.ids, retrieved.scores, strict=True)
         found |= {passage.id: passage for passage in retrieved.passages}
-        steps.append(Step(action.content, ids, response=action.text))
+        steps.append(Step(action.content, retrieved.ids, response=action.text))
         shown = information(retrieved.passages, config.max_chars)
         turn = Message("assistant", f"{written}\n\n<information>", shown, "</information>\n\n")
     if not attempt.sufficient and attempt.error is None:

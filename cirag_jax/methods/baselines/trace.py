@@ -148,7 +148,7 @@ def trace(question: Question, config: TraceConfig) -> Program[Prediction]:
     steps = tuple(
         Step(question.question, kept=chain.triples, scores=(chain.probability,)) for chain in chains
     ) or (Step(question.question),)
-    first = dataclasses.replace(steps[0], passages=tuple(p.id for p in found.passages))
+    first = dataclasses.replace(steps[0], passages=found.ids)
     return Prediction(
         attempts[0].answer if attempts else "",
         attempts[0].granularity if attempts else "default",

@@ -61,18 +61,15 @@ def vector_prf(question: Question, config: VectorPrfConfig) -> Program[Predictio
     """Answers a question: retrieves, retrieves again with feedback, and reads."""
     text, errors = question.question, collections.Counter[str]()
     first: Retrieved = yield Retrieve(text, config.num_feedback)
-    ids = tuple(passage.id for passage in first.passages)
-    steps = [Step(text, ids)]
+    steps = [Step(text, first.ids)]
     retrieved = first
     if first.passages:
         retrieved = yield Retrieve(text, config.num_passages, feedback_from(first.passages, config))
-        ids = tuple(passage.id for passage in retrieved.passages)
-        steps.append(
-            Step(text, ids, kept=steps[0].passages, notes={"feedback": len(first.passages)})
-        )
+        notes = {"feedback": len(first.passages)}
+        steps.append(Step(text, retrieved.ids, kept=first.ids, notes=notes))
     passages = retrieved.passages[: config.num_read]
     attempt = yield from read(text, "passage", passages, config.reader_format, errors)
-    return passage_prediction(ids, steps, [attempt], errors)
+    return passage_prediction(retrieved.ids, steps, [attempt], errors)
 
 
 METHOD = Method(

@@ -79,7 +79,7 @@ def build_graph(state: State) -> Program[Step]:
         triples = (triple for triples in extracted for triple in triples or ())
         state.graph = EntityIndex(triples, state.config.normalization)
         notes["graph"] = {"passages": len(retrieved.passages), **state.graph.statistics()}
-    return Step(state.question, tuple(p.id for p in retrieved.passages), notes=notes)
+    return Step(state.question, retrieved.ids, notes=notes)
 
 
 def make_plan(state: State) -> Program[str]:

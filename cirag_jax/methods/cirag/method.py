@@ -97,7 +97,7 @@ def _retrieve_once(state: State) -> Program[None]:
     """Retrieves passages for the question, for a run without rounds."""
     retrieved: Retrieved = yield Retrieve(state.question, state.config.num_passages)
     state.evidence.add_retrieved(retrieved.passages)
-    state.steps.append(Step(state.question, tuple(p.id for p in retrieved.passages)))
+    state.steps.append(Step(state.question, retrieved.ids))
 
 
 def _step(

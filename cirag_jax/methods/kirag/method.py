@@ -236,7 +236,7 @@ def _step(
     written = link.text if link.text and link.unit is None else ""
     return Step(
         query,
-        tuple(passage.id for passage in retrieved.passages),
+        retrieved.ids,
         candidates.facts,
         candidates.scores,
         thought="" if link.answer is None else f"{prompts.FINAL} {link.answer}.",
