@@ -127,10 +127,6 @@ def _rows(scores: Sequence[Ratio]) -> tuple[np.ndarray, np.ndarray]:
 
     A kind is a row of ``row_KC``: the M numerators of the scores, then the M denominators.
     """
-    sizes = {len(a.top_Q) for a in scores}
-    if len(sizes) > 1:
-        low, high = min(sizes), max(sizes)
-        raise ValueError(f"{high} and {low} groups cannot be paired")
     row_QC = np.stack([*(a.top_Q for a in scores), *(a.bottom_Q for a in scores)]).T
     row_KC, size_K = np.unique(row_QC, axis=0, return_counts=True)
     if len(size_K) * _KIND_COST > len(row_QC):

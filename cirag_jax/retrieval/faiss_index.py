@@ -74,7 +74,10 @@ class FaissIndex:
 
     @classmethod
     def build(cls, vectors_ND: Any, kind: str, options: IndexOptions) -> "FaissIndex":
-        """Indexes a float32 matrix, or any object with a shape and row slices."""
+        """Indexes a float32 matrix, or any object with a shape and row slices.
+
+        ``kind`` is one of `FAISS_KINDS`.
+        """
         faiss = _faiss()
         rows, dim = vectors_ND.shape
         if kind == "faiss_flat":
@@ -89,12 +92,8 @@ class FaissIndex:
         elif kind == "faiss_hnsw":
             index = faiss.IndexHNSWFlat(dim, options.hnsw_links, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = options.hnsw_ef_construction
-        elif kind == COMPRESSED:
-            index = _train_compressed(vectors_ND, options)
         else:
-            raise UserError(
-                f"config.retriever.kind={kind!r} is not one of {', '.join(FAISS_KINDS)}"
-            )
+            index = _train_compressed(vectors_ND, options)
         for start in range(0, rows, _BLOCK):
             index.add(np.ascontiguousarray(vectors_ND[start : start + _BLOCK], np.float32))
         return cls(index, kind, options, vectors_ND)

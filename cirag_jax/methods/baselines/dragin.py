@@ -16,6 +16,7 @@ from cirag_jax.methods.common.writing import (
     answer_of,
     render_writing,
     sentence_of,
+    tokens_with_ends,
     writing_messages,
 )
 from cirag_jax.methods.common.written_answers import first_sentence, has_answer
@@ -187,15 +188,10 @@ def is_content(word: str) -> bool:
 
 def scored_words(response: Generated) -> list[Word]:
     """Returns the words of a response with means over their tokens; scores are still 0."""
-    text = response.text
-    tokens = [token for token in response.tokens or () if token.offset >= 0]
-    ends = [*(token.offset for token in tokens), len(text)][1:]
-    words = list[Word]()
-    for match in _WORD.finditer(text):
+    tokens, words = tokens_with_ends(response), list[Word]()
+    for match in _WORD.finditer(response.text):
         parts = [
-            token
-            for token, end in zip(tokens, ends, strict=True)
-            if token.offset < match.end() and end > match.start()
+            token for token, end in tokens if token.offset < match.end() and end > match.start()
         ]
         attended = collections.defaultdict[tuple[str, int], float](float)
         for token in parts:

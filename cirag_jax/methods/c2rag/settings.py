@@ -10,6 +10,7 @@ from cirag_jax.io import say
 from cirag_jax.llm.types import Ability
 from cirag_jax.methods.c2rag import prompts
 from cirag_jax.methods.common import reading_prompts
+from cirag_jax.methods.common.reading import NO_MINIMUM
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.triples.entity_index import Match
 from cirag_jax.triples.normalization import Normalization
@@ -19,8 +20,6 @@ from cirag_jax.validation import check_fields
 # Rules of the function `cirag_jax.methods.c2rag.constraints.shares`.
 Rule = Literal["always_shift", "shift_if_nonpositive", "softmax"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-
-_NO_SCORE = -1e9  # Below every score.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +116,7 @@ class C2ragConfig:
     lin_relation: Literal["canonical", "variants"] = "canonical"
     sufficiency: Literal["neff", "score", "off"] = "neff"
     gamma: float = 1.5
-    min_score: float = _NO_SCORE
+    min_score: float = NO_MINIMUM
     neff_unit: Literal["constraint", "variable"] = "constraint"
     neff_rule: Rule = "always_shift"
     floor_at_zero: bool = False
@@ -157,7 +156,7 @@ class C2ragConfig:
             raise UserError(
                 "use_constraints=false or plain_hops above 0 needs kg_scope=per_question."
             )
-        if self.sufficiency == "score" and self.min_score <= _NO_SCORE:
+        if self.sufficiency == "score" and self.min_score <= NO_MINIMUM:
             raise UserError(
                 "sufficiency=score needs min_score, the minimum score of the best candidate (0 is "
                 "a usual threshold for cross-encoders)."

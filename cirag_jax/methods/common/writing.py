@@ -63,17 +63,22 @@ class Sentence(NamedTuple):
     is_last: bool
 
 
+def tokens_with_ends(response: Generated) -> list[tuple[Token, int]]:
+    """Returns the tokens whose place in the text is known, and the place where each ends."""
+    tokens = [token for token in response.tokens or () if token.offset >= 0]
+    ends = [*(token.offset for token in tokens), len(response.text)][1:]
+    return list(zip(tokens, ends, strict=True))
+
+
 def sentence_of(response: Generated) -> Sentence:
     """Returns the first sentence of a response; never fails."""
     text = response.text
     sentence = first_sentence(text)
     start = max(text.find(sentence), 0)
     end = start + len(sentence)
-    tokens = [token for token in response.tokens or () if token.offset >= 0]
-    ends = [*(token.offset for token in tokens), len(text)][1:]
     within = tuple(
         (token, text[max(token.offset, start) : min(token_end, end)])
-        for token, token_end in zip(tokens, ends, strict=True)
+        for token, token_end in tokens_with_ends(response)
         if token.offset < end and token_end > start
     )
     is_last = response.finish_reason == "stop" and not text[end:].strip()
