@@ -15,7 +15,7 @@ import numpy as np
 
 from cirag_jax.datasets.chains import query_text
 from cirag_jax.evaluation import answers
-from cirag_jax.evaluation.overlap import Overlap, Ratio, overlap_ratios, ratio
+from cirag_jax.evaluation.overlap import Numbers, Overlap, Ratio, overlap_ratios, ratio
 from cirag_jax.methods.cirag import integrators
 from cirag_jax.methods.cirag.compact import Units
 from cirag_jax.methods.cirag.decisions import Decision
@@ -197,8 +197,8 @@ def score(
         for step, decision in zip(trajectory.steps, row, strict=True)
     ]
 
-    def over(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> Ratio:
-        return ratio(tops, bottoms or [1.0] * len(pairs), groups, len(index))
+    def over(tops: Numbers, bottoms: Numbers | None = None) -> Ratio:
+        return ratio(tops, np.ones(len(pairs)) if bottoms is None else bottoms, groups, len(index))
 
     kept = [_overlap(decision, step.kept, normalization) for step, decision in pairs]
     scores = _prefixed("teacher/", overlap_ratios(kept, groups, len(index)))
@@ -215,27 +215,20 @@ def score(
         missing = _missing_passages(trajectories, supporting or {})
         if any(missing):
             recalls = _query_recalls([d.next_query for _, d in pairs], missing, search)
-            scores["query_recall"] = over(recalls, [float(bool(ids)) for ids in missing])
-    ends = [float(step.next_query is None) for step, _ in pairs]
-    stops = [float(decision.stops) for _, decision in pairs]
-    both = [a * b for a, b in zip(ends, stops, strict=True)]
-    right = [
-        float(decision.has_question and decision.stops == (step.next_query is None))
-        for step, decision in pairs
-    ]
-    empty = [float(not step.kept) for step, _ in pairs]
-    false = [e * bool(decision.kept) for e, (_, decision) in zip(empty, pairs, strict=True)]
-    parsed = [float(not decision.parse_errors and decision.error is None) for _, decision in pairs]
+            scores["query_recall"] = over(recalls, list(map(bool, missing)))
+    end_N = np.array([step.next_query is None for step, _ in pairs], np.float64)
+    stop_N = np.array([decision.stops for _, decision in pairs], np.float64)
+    asks_N = np.array([decision.has_question for _, decision in pairs], bool)
+    empty_N = np.array([not step.kept for step, _ in pairs], np.float64)
+    keeps_N = np.array([bool(decision.kept) for _, decision in pairs], np.float64)
+    parsed = [not decision.parse_errors and decision.error is None for _, decision in pairs]
     return {
         **scores,
-        "stop_accuracy": over(right),
-        "stop_precision": over(both, stops),
-        "stop_recall": over(both, ends),
-        "stop_unsolved": over(
-            [stop * (1 - end) for stop, end in zip(stops, ends, strict=True)],
-            [1 - end for end in ends],
-        ),
-        "false_keeps": over(false, empty),
+        "stop_accuracy": over(asks_N & (stop_N == end_N)),
+        "stop_precision": over(end_N * stop_N, stop_N),
+        "stop_recall": over(end_N * stop_N, end_N),
+        "stop_unsolved": over(stop_N * (1 - end_N), 1 - end_N),
+        "false_keeps": over(empty_N * keeps_N, empty_N),
         "parse_rate": over(parsed),
     }
 
@@ -251,7 +244,7 @@ def _overlap(
 
 def _query_scores(
     pairs: Sequence[tuple[Step, StepDecision]],
-    over: Callable[[Sequence[float], Sequence[float]], Ratio],
+    over: Callable[[Numbers, Numbers], Ratio],
     similarity: Similarity | None,
 ) -> dict[str, Ratio]:
     asks = [float(step.next_query is not None) for step, _ in pairs]

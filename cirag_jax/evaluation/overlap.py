@@ -73,13 +73,14 @@ def mean_of(values: Sequence[float | None] | np.ndarray) -> Ratio:
     return Ratio(top_Q, bottom_Q)
 
 
-def ratio(
-    tops: Sequence[float], bottoms: Sequence[float], groups: Sequence[int], num_groups: int
-) -> Ratio:
+Numbers = Sequence[float] | np.ndarray
+
+
+def ratio(tops: Numbers, bottoms: Numbers, groups: Sequence[int], num_groups: int) -> Ratio:
     """Sums numerators and denominators by group; item i is in group ``groups[i]``."""
     index_N = np.asarray(groups, np.int64)
 
-    def sums(values: Sequence[float]) -> np.ndarray:
+    def sums(values: Numbers) -> np.ndarray:
         return np.bincount(index_N, np.asarray(values, np.float64), minlength=num_groups)
 
     return Ratio(sums(tops), sums(bottoms))

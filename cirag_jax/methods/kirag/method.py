@@ -210,23 +210,20 @@ def read_passages(state: State, ranked: Sequence[str]) -> Program[list[Attempt]]
     if config.reader == "cascade":
         return (yield from cascade(question, state.evidence, passages, config, errors))
     max_tokens, reader_format = config.answer_tokens, config.reader_format
-    if reader_format == "documents":  # KiRAG's prompt, not FlashRAG's.
-        messages = prompts.reading_messages(question, passages)
-        lines = tuple(map(passage_line, passages))
-        parse = prompts.parse_reading
-        attempt = yield from ask_reader(
-            messages,
-            "passage",
-            lines,
-            errors,
-            parse=parse,
-            max_tokens=max_tokens,
-            prompt=prompts.READER,
-        )
-    else:
+    if reader_format != "documents":
         attempt = yield from read(
             question, "passage", passages, reader_format, errors, max_tokens=max_tokens
         )
+        return [attempt]
+    attempt = yield from ask_reader(  # KiRAG's prompt, not FlashRAG's.
+        prompts.reading_messages(question, passages),
+        "passage",
+        tuple(map(passage_line, passages)),
+        errors,
+        parse=prompts.parse_reading,
+        max_tokens=max_tokens,
+        prompt=prompts.READER,
+    )
     return [attempt]
 
 
