@@ -33,28 +33,26 @@ class BeirReader(Reader):
 
     def passages(self) -> Iterator[tuple[str, Passage]]:
         """See `Reader`."""
-        for table in tables_in(self.source, _CORPUS):
-            for place, row in self.source.rows(table):
-                yield place, read_passage(row, place, ("_id", "id"), ("text",))
+        for place, row in self.source.rows(*tables_in(self.source, _CORPUS)):
+            yield place, read_passage(row, place, ("_id", "id"), ("text",))
 
     def drafts(self) -> Iterator[Draft]:
         """See `Reader`; a query without gold passages is skipped, as BEIR does."""
         gold, splits = self._judgements()
-        for table in tables_in(self.source, _QUERIES):
-            for place, row in self.source.rows(table):
-                name = id_of(row, place, "_id", "id")
-                if name not in gold:
-                    self.notes["queries without a judged passage were skipped"] += 1
-                    continue
-                metadata = row.get("metadata")
-                metadata = metadata if isinstance(metadata, dict) else {}
-                question = Question(
-                    id=name,
-                    question=id_of(row, place, "text"),
-                    answers=answers_of(metadata.get("answer"), place, "metadata.answer"),
-                    split=splits[name],
-                )
-                yield Draft(place, question, gold[name])
+        for place, row in self.source.rows(*tables_in(self.source, _QUERIES)):
+            name = id_of(row, place, "_id", "id")
+            if name not in gold:
+                self.notes["queries without a judged passage were skipped"] += 1
+                continue
+            metadata = row.get("metadata")
+            metadata = metadata if isinstance(metadata, dict) else {}
+            question = Question(
+                id=name,
+                question=id_of(row, place, "text"),
+                answers=answers_of(metadata.get("answer"), place, "metadata.answer"),
+                split=splits[name],
+            )
+            yield Draft(place, question, gold[name])
 
     def _judgements(self) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
         """Returns the gold passages of each query, and its split: the first that judges it."""

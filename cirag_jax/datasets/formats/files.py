@@ -15,7 +15,7 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -80,15 +80,26 @@ class Source:
                 self._fields[table] = frozenset()
         return self._fields[table]
 
-    def rows(self, table: str) -> Iterator[Row]:
-        """Yields the records of a table; a table without records raises UserError."""
-        count = 0
-        for name in self.tables[table]:
-            for row in self._rows(name):
-                count += 1
-                yield row
-        if not count:
-            raise UserError(f"{self.place(self.tables[table][0])} has no records.")
+    def rows(self, *tables: str) -> Iterator[Row]:
+        """Yields the records of tables; a table without records raises UserError."""
+        for table in tables:
+            count = 0
+            for name in self.tables[table]:
+                for row in self._rows(name):
+                    count += 1
+                    yield row
+            if not count:
+                raise UserError(f"{self.place(self.tables[table][0])} has no records.")
+
+    def rows_by_split(self, tables: Iterable[str]) -> Iterator[tuple[str, str, Row]]:
+        """Yields the split of each record, a default for its id, and the record.
+
+        The split is the name of the table.
+        """
+        for table in tables:
+            split = table.rpartition("/")[2]
+            for number, row in enumerate(self.rows(table)):
+                yield split, f"{split}_{number}", row
 
     def columns(self, table: str) -> Iterator[tuple[str, list[str]]]:
         """Yields the place and the columns, separated by white space, of every nonblank line."""

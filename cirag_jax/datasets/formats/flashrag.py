@@ -33,9 +33,8 @@ class FlashragReader(Reader):
     def passages(self) -> Iterator[tuple[str, Passage]]:
         """See `Reader`; the rows of a table with ``contents``, or passages of the metadata."""
         tables = corpora(self.source)
-        for table in tables:
-            for place, row in self.source.rows(table):
-                yield place, passage_from(place, row)
+        for place, row in self.source.rows(*tables):
+            yield place, passage_from(place, row)
         if not tables:
             seen = set[str]()
             for _, _, place, row in self._questions():
@@ -77,11 +76,12 @@ class FlashragReader(Reader):
 
     def _questions(self) -> Iterator[tuple[str | None, str, str, Mapping[str, Any]]]:
         """Yields the split, an id for a question without one, the place and the record."""
-        has_results = RESULTS in self.source.tables
-        for table in (RESULTS,) if has_results else question_tables(self.source):
-            split = None if has_results else table.rpartition("/")[2]
-            for number, (place, row) in enumerate(self.source.rows(table)):
-                yield split, f"{split or 'question'}_{number}", place, row
+        if RESULTS in self.source.tables:
+            for number, (place, row) in enumerate(self.source.rows(RESULTS)):
+                yield None, f"question_{number}", place, row
+            return
+        for split, name, row in self.source.rows_by_split(question_tables(self.source)):
+            yield split, name, *row
 
 
 def question_tables(source: Source) -> list[str]:

@@ -34,31 +34,28 @@ class TevatronReader(Reader):
         if corpus is not None:
             for place, row in self.source.rows(corpus):
                 yield place, _passage(place, row)
-        for table in tevatron_tables(self.source):
-            for place, row in self.source.rows(table):
-                for side in _SIDES:
-                    yield from _passages(place, row, side)
+        for place, row in self.source.rows(*tevatron_tables(self.source)):
+            for side in _SIDES:
+                yield from _passages(place, row, side)
 
     def drafts(self) -> Iterator[Draft]:
         """See `Reader`; the split of a question is the name of its file."""
-        for table in tevatron_tables(self.source):
-            for number, (place, row) in enumerate(self.source.rows(table)):
-                split = table.rpartition("/")[2]
-                positives, negatives = (
-                    [passage.id for _, passage in _passages(place, row, side)]
-                    or convert(f"{place}: {ids}", row.get(ids) or [], list[str])
-                    for side, ids in zip(_SIDES, _ID_SIDES, strict=True)
-                )
-                if not positives:
-                    self.notes["queries without a positive passage were skipped"] += 1
-                    continue
-                question = Question(
-                    id=id_of(row, place, "query_id", "id", default=f"{split}_{number}"),
-                    question=id_of(row, place, "query", "query_text"),
-                    answers=answers_of(row.get("answers"), place, "answers"),
-                    split=split,
-                )
-                yield Draft(place, question, positives, [*positives, *negatives])
+        for split, default, (place, row) in self.source.rows_by_split(tevatron_tables(self.source)):
+            positives, negatives = (
+                [passage.id for _, passage in _passages(place, row, side)]
+                or convert(f"{place}: {ids}", row.get(ids) or [], list[str])
+                for side, ids in zip(_SIDES, _ID_SIDES, strict=True)
+            )
+            if not positives:
+                self.notes["queries without a positive passage were skipped"] += 1
+                continue
+            question = Question(
+                id=id_of(row, place, "query_id", "id", default=default),
+                question=id_of(row, place, "query", "query_text"),
+                answers=answers_of(row.get("answers"), place, "answers"),
+                split=split,
+            )
+            yield Draft(place, question, positives, [*positives, *negatives])
 
 
 class TripletReader(Reader):

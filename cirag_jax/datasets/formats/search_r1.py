@@ -26,19 +26,15 @@ class SearchR1Reader(Reader):
 
     def drafts(self) -> Iterator[Draft]:
         """See `Reader`; the split of a question is the name of its file."""
-        for table in tables(self.source):
-            split = table.rpartition("/")[2]
-            for number, (place, row) in enumerate(self.source.rows(table)):
-                yield Draft(
-                    place,
-                    Question(
-                        id=id_of(row, place, "id", default=f"{split}_{number}"),
-                        question=_question(place, row),
-                        answers=_answers(place, row),
-                        type=str(row["data_source"]) if row.get("data_source") else None,
-                        split=split,
-                    ),
-                )
+        for split, default, (place, row) in self.source.rows_by_split(tables(self.source)):
+            question = Question(
+                id=id_of(row, place, "id", default=default),
+                question=_question(place, row),
+                answers=_answers(place, row),
+                type=str(row["data_source"]) if row.get("data_source") else None,
+                split=split,
+            )
+            yield Draft(place, question)
 
 
 def _question(place: str, row: Mapping[str, Any]) -> str:

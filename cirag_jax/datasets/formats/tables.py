@@ -32,21 +32,19 @@ class TableReader(Reader):
 
     def drafts(self) -> Iterator[Draft]:
         """See `Reader`; the split of a question is the name of its table."""
-        for table in question_tables(self.source):
-            split = table.rpartition("/")[2]
-            for number, (place, row) in enumerate(self.source.rows(table)):
-                field = next((name for name in _ANSWERS if name in row), _ANSWERS[0])
-                value = row.get(field)
-                if isinstance(value, dict):  # SQuAD: {"text": [...], "answer_start": [...]}
-                    value = value.get("text", value.get("aliases"))
-                gold = next((row[name] for name in _GOLD if row.get(name)), [])
-                question = Question(
-                    id=id_of(row, place, *_ID, default=f"{split}_{number}"),
-                    question=id_of(row, place, *_QUESTION),
-                    answers=answers_of(value, place, field),
-                    split=split,
-                )
-                yield Draft(place, question, convert(place, gold, list[str]))
+        for split, default, (place, row) in self.source.rows_by_split(question_tables(self.source)):
+            field = next((name for name in _ANSWERS if name in row), _ANSWERS[0])
+            value = row.get(field)
+            if isinstance(value, dict):  # SQuAD: {"text": [...], "answer_start": [...]}
+                value = value.get("text", value.get("aliases"))
+            gold = next((row[name] for name in _GOLD if row.get(name)), [])
+            question = Question(
+                id=id_of(row, place, *_ID, default=default),
+                question=id_of(row, place, *_QUESTION),
+                answers=answers_of(value, place, field),
+                split=split,
+            )
+            yield Draft(place, question, convert(place, gold, list[str]))
 
 
 def question_tables(source: Source) -> list[str]:
