@@ -31,7 +31,6 @@ from cirag_jax.types import (
     Question,
     Step,
 )
-from cirag_jax.validation import check_fields
 
 _ATTENDED = 100  # Attended positions that the backend reports per token; its maximum.
 
@@ -64,9 +63,6 @@ class DraginConfig(SearchConfig):
     max_rounds: PositiveInt = 5
     max_chars: PositiveInt = 1500
     reader_format: AnswerFormat = "text"
-
-    def __post_init__(self):
-        check_fields(self)
 
     @property
     def needs(self) -> Needs:

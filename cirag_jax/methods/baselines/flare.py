@@ -33,7 +33,6 @@ from cirag_jax.types import (
     Step,
     UnitInterval,
 )
-from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +71,6 @@ class FlareConfig(SearchConfig):
     max_rounds: PositiveInt = 5
     max_tokens: PositiveInt = 256
     reader_format: AnswerFormat = "text"
-
-    def __post_init__(self):
-        check_fields(self)
 
     @property
     def needs(self) -> Needs:

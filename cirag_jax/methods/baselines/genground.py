@@ -28,7 +28,6 @@ from cirag_jax.methods.common.tolerant_json import find_json
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
-from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class GengroundConfig(SearchConfig):
     reader_format: Literal["pairs", ReaderFormat] = "pairs"
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         if self.grounding == "reader" and self.reader_format not in reading_prompts.FORMATS:
             raise UserError("grounding=reader needs reader_format=thought, chain or brief.")
 

@@ -28,7 +28,6 @@ from cirag_jax.types import (
     Question,
     Step,
 )
-from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ class IrcotConfig(SearchConfig):
     reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         if self.thoughts == "documents" and self.answer_from == "thoughts":
             raise UserError("answer_from=thoughts needs thoughts=model.")
 

@@ -10,7 +10,7 @@ from cirag_jax.methods.common.reading import ReaderFormat, SearchConfig, read, r
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program, Retrieved
 from cirag_jax.types import Count, PositiveInt, Prediction, Question, Step
-from cirag_jax.validation import check_at_most, check_fields
+from cirag_jax.validation import check_at_most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class IterRetgenConfig(SearchConfig):
     reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         check_at_most(self, "num_passages", "num_read")
 
     @property

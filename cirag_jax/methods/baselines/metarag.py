@@ -32,7 +32,6 @@ from cirag_jax.runtime.requests import (
     RequestError,
 )
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
-from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +68,6 @@ class MetaragConfig(SearchConfig):
     nli: Literal["true", "model", "reader"] = "model"
     constrained: bool = True
     reader_format: ReaderFormat = "documents"
-
-    def __post_init__(self):
-        check_fields(self)
 
     @property
     def needs(self) -> Needs:

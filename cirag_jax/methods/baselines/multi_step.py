@@ -11,7 +11,7 @@ from cirag_jax.methods.common.reading import ReaderFormat, SearchConfig, read, r
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
-from cirag_jax.validation import check_at_most, check_fields
+from cirag_jax.validation import check_at_most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MultiStepConfig(SearchConfig):
     reader_format: ReaderFormat = "documents"
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         check_at_most(self, "num_passages", "num_read", "num_in_query")
 
     @property

@@ -27,7 +27,7 @@ from cirag_jax.types import (
     Step,
     Triple,
 )
-from cirag_jax.validation import check_at_most, check_fields
+from cirag_jax.validation import check_at_most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class NativeRagConfig(SearchConfig):
     normalization: Normalization = "ascii"
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         if self.units == "passage":
             check_at_most(self, "num_passages", "num_read")
         if self.rerank_from and self.rerank_from < self.num_passages:

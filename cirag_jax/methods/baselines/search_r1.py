@@ -14,7 +14,6 @@ from cirag_jax.methods.common.reading import SearchConfig, search
 from cirag_jax.methods.registry import Method
 from cirag_jax.runtime.requests import Generate, Generated, Needs, Program, RequestError
 from cirag_jax.types import Attempt, Count, Passage, PositiveInt, Prediction, Question, Step
-from cirag_jax.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +35,6 @@ class SearchR1Config(SearchConfig):
     max_chars: Count = 2000
     rerank_from: Count = 0
     prefill_answer: bool = False
-
-    def __post_init__(self):
-        check_fields(self)
 
     @property
     def needs(self) -> Needs:

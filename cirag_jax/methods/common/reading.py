@@ -19,6 +19,7 @@ from cirag_jax.runtime.requests import (
     Retrieved,
 )
 from cirag_jax.types import Attempt, Granularity, Passage
+from cirag_jax.validation import check_fields
 
 # FlashRAG's prompt, or a format of CIRAG's reader.
 ReaderFormat = Literal["documents", reading_prompts.ReaderFormat]
@@ -44,6 +45,9 @@ class SearchConfig:
     num_passages: int
     rerank_from: int
     min_score: float = NO_MINIMUM
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 def search(query: str, config: SearchConfig, *, rank_by: str | None = None) -> Program[Retrieved]:
