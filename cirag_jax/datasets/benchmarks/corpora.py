@@ -186,11 +186,9 @@ class _Monitored(io.RawIOBase):
         return self._file.peek(len(start))[: len(start)] == start
 
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def readinto(self, buffer) -> int:
-        """Reads the next bytes."""
         count = self._file.readinto(buffer)
         self._digest.update(memoryview(buffer)[:count])
         self._position += count
@@ -205,7 +203,6 @@ class _Monitored(io.RawIOBase):
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
         super().close()
 
