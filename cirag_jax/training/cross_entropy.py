@@ -5,7 +5,6 @@ vocabulary of 150,000 they would take 2.5 GB, and their gradient another 2.5 GB.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -46,11 +45,9 @@ def cross_entropy(
       train_head: whether the output layer, in fp32, has a gradient, too; otherwise it is frozen.
     """
     weights_BT = mask_BT.astype(jnp.float32)
-    name = "embedding" if config.tie_embeddings else "lm_head"
-    targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
-    total: Any = _cross_entropy(
-        config, (chunk, train_head), {name: params[name]}, hidden_BTD, targets_BT, weights_BT
-    )
+    head, targets_BT = _head_and_targets(config, params, targets_BT)
+    sizes = (chunk, train_head)
+    total: Any = _cross_entropy(config, sizes, head, hidden_BTD, targets_BT, weights_BT)
     return total, weights_BT.sum()
 
 
@@ -69,13 +66,20 @@ def token_losses(
     Unlike in `cross_entropy`, the caller may compute any function of the losses. The backward pass
     therefore computes the logits again. The arguments are those of `cross_entropy`.
     """
-    name = "embedding" if config.tie_embeddings else "lm_head"
-    targets_BT = jnp.clip(targets_BT, 0, config.vocab_size - 1)
     weights_BT = (mask_BT != 0).astype(jnp.float32)
+    head, targets_BT = _head_and_targets(config, params, targets_BT)
     losses: Any = _token_losses(
-        config, (chunk, train_head), {name: params[name]}, hidden_BTD, targets_BT, weights_BT
+        config, (chunk, train_head), head, hidden_BTD, targets_BT, weights_BT
     )
     return losses
+
+
+def _head_and_targets(
+    config: DecoderConfig, params: Params, targets_BT: jax.Array
+) -> tuple[Params, jax.Array]:
+    """Returns the output layer by its name in ``params``, and targets within the vocabulary."""
+    name = "embedding" if config.tie_embeddings else "lm_head"
+    return {name: params[name]}, jnp.clip(targets_BT, 0, config.vocab_size - 1)
 
 
 def _losses(
@@ -129,8 +133,8 @@ def _head_gradient(name, dlogits_BCV, hidden_BCD, weights_BC):
 def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, with_gradient):
     """Returns the sum of the losses, the losses, and the gradients, each of which may be None.
 
-    They are the gradients of the sum with respect to ``hidden_BTD`` and to the output layer.
-    ``sizes`` are ``chunk`` and ``train_head`` of `cross_entropy`.
+    They are the gradients of the sum with respect to ``head`` and ``hidden_BTD``. ``head`` has the
+    output layer by its name. ``sizes`` are ``chunk`` and ``train_head`` of `cross_entropy`.
     """
     chunk, train_head = sizes
     batch, length = targets_BT.shape
@@ -190,21 +194,17 @@ def _over_chunks(config, sizes, head, hidden_BTD, targets_BT, weights_BT, *, wit
     if gradient_BTD is not None:
         gradient_BTD = jnp.take_along_axis(gradient_BTD, inverse_BT[..., None], 1)
         gradient_BTD = sharding.constrain(gradient_BTD, "batch", "length", "act_embed")
-    return total, losses_BT, (gradient_BTD, head_gradient)
+    dhead = None if head_gradient is None else {name: head_gradient}
+    return total, losses_BT, (dhead, gradient_BTD)
+
+
+# The following functions have the arguments of `_over_chunks`. Gradients that are None are zero:
+# targets and weights are data, and the output layer may be frozen.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _cross_entropy(
-    config: DecoderConfig,
-    sizes: tuple[int, bool],
-    head: Mapping[str, jax.Array],
-    hidden_BTD: jax.Array,
-    targets_BT: jax.Array,
-    weights_BT: jax.Array,
-) -> jax.Array:
-    return _over_chunks(
-        config, sizes, head, hidden_BTD, targets_BT, weights_BT, with_gradient=False
-    )[0]
+def _cross_entropy(config, sizes, *inputs) -> Any:
+    return _over_chunks(config, sizes, *inputs, with_gradient=False)[0]
 
 
 def _cross_entropy_forward(*inputs) -> Any:
@@ -213,29 +213,16 @@ def _cross_entropy_forward(*inputs) -> Any:
 
 
 def _cross_entropy_backward(config, sizes, gradients, dtotal) -> Any:
-    del sizes
-    gradient_BTD, head_gradient = gradients
-    # None means zero. Targets and weights are data, and the output layer may be frozen.
-    name = "embedding" if config.tie_embeddings else "lm_head"
-    dhead = None if head_gradient is None else {name: head_gradient * dtotal}
-    return dhead, gradient_BTD * dtotal.astype(gradient_BTD.dtype), None, None
+    del config, sizes
+    return *jax.tree.map(lambda x: x * dtotal.astype(x.dtype), gradients), None, None
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _token_losses(
-    config: DecoderConfig,
-    sizes: tuple[int, bool],
-    head: Mapping[str, jax.Array],
-    hidden_BTD: jax.Array,
-    targets_BT: jax.Array,
-    weights_BT: jax.Array,
-) -> jax.Array:
-    return _over_chunks(
-        config, sizes, head, hidden_BTD, targets_BT, weights_BT, with_gradient=False
-    )[1]
+def _token_losses(config, sizes, *inputs) -> Any:
+    return _over_chunks(config, sizes, *inputs, with_gradient=False)[1]
 
 
 def _token_losses_forward(config, sizes, *inputs) -> Any:
@@ -246,11 +233,10 @@ def _token_losses_backward(config, sizes, inputs, dlosses_BT) -> Any:
     head, hidden_BTD, targets_BT, weights_BT = inputs
     # A weighted sum of the losses has the same gradient.
     weights_BT = weights_BT * dlosses_BT
-    *_, (gradient_BTD, dhead) = _over_chunks(
+    *_, gradients = _over_chunks(
         config, sizes, head, hidden_BTD, targets_BT, weights_BT, with_gradient=True
     )
-    dhead = None if dhead is None else {name: dhead for name in head}
-    return dhead, gradient_BTD, None, None
+    return *gradients, None, None
 
 
 _token_losses.defvjp(_token_losses_forward, _token_losses_backward)
