@@ -263,12 +263,12 @@ def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     _check_heads(config, model.num_heads)
     samples = config.component == "grpo"
     if samples:  # A row for each rollout, although packed rows have several.
-        layout = reinforce.make_layout(config, mesh, model.max_positions)
         rows = config.questions_per_step * config.group_size
+        layout = adapter.layout_of_rows(config, mesh, model, rows)
         rows = -(-rows // layout.rows_per_batch) * layout.rows_per_batch
         layout = dataclasses.replace(layout, rows_per_step=rows)
     else:
-        layout = adapter.make_layout(config, mesh, model.max_positions)
+        layout = adapter.make_layout(config, mesh, model)
     lora_config = adapter.make_lora(config, model)
 
     # The loss loops over chunks of tokens, at most this many times.

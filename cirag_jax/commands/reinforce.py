@@ -37,7 +37,6 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import adapter as adapter_lib
 from cirag_jax.training import lora_step, optimizers, policy
 from cirag_jax.training import state as state_lib
-from cirag_jax.training.data.packing import Layout
 from cirag_jax.training.fit import BatchIterator, fit
 from cirag_jax.training.policy import PolicyBatch, Sample
 from cirag_jax.types import Config
@@ -79,10 +78,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     )
 
     # ---- Step -----------------------------------------------------------------------------------
-    layout = make_layout(config, mesh, base.config.max_positions)
     attention = choose_attention(base.config, packed=config.packing)
-    layout = dataclasses.replace(layout, shares_prefixes=attention != "splash")
     model = dataclasses.replace(base.config, attention=attention)
+    # A step has as many rows as its samples need.
+    layout = adapter_lib.layout_of_rows(config, mesh, model, rows_per_step=1 << 30)
     total_steps = config.num_steps
     tx = optimizers.make_optimizer(config.optimizer, total_steps * config.num_updates)
     state = state_lib.make_state(first, tx, config.seed, mesh)
@@ -231,14 +230,6 @@ def check_config(config: Config) -> None:
         )
     if jax.process_count() > 1:
         raise UserError("GRPO runs in one process only; use the devices of one machine.")
-
-
-def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
-    """Returns the layout of a step's micro-batches; a step has as many as its samples need."""
-    state_lib.check_lengths(config, max_positions, "length")
-    rows = config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
-    buckets = tuple(b for b in config.buckets if b < config.length)
-    return Layout(config.length, config.packing, (*buckets, config.length), 1 << 30, rows)
 
 
 def first_adapter(

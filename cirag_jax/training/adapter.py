@@ -77,9 +77,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     lora_config = make_lora(config, model_config)
 
     # ---- Data -----------------------------------------------------------------------------------
-    layout = make_layout(config, mesh, model_config.max_positions)
-    shares_prefixes = model_config.attention != "splash"
-    layout = dataclasses.replace(layout, shares_prefixes=shares_prefixes)
+    layout = make_layout(config, mesh, model_config)
     data = state_lib.load_equally(
         lambda: conversations.load_data(config, tokenizer, layout.length),
         lambda data: {state_lib.EXAMPLES: data.identity},
@@ -230,17 +228,30 @@ def check_config(config: Config) -> None:
         raise UserError(f"config.buckets={buckets} must be in ascending order")
 
 
-def make_layout(config: Config, mesh: jax.sharding.Mesh, max_positions: int) -> Layout:
-    """Returns the layout of rows and steps for the config and the mesh."""
-    state_lib.check_lengths(config, max_positions, "length")
-    rows = config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
-    if config.batch_size % rows:
+def make_layout(config: Config, mesh: jax.sharding.Mesh, model: DecoderConfig) -> Layout:
+    """Returns the layout of steps with ``config.batch_size`` rows."""
+    layout = layout_of_rows(config, mesh, model, config.batch_size)
+    if config.batch_size % layout.rows_per_batch:
         raise UserError(
-            f"config.batch_size={config.batch_size} must be a multiple of {rows} "
+            f"config.batch_size={config.batch_size} must be a multiple of {layout.rows_per_batch} "
             "(config.rows_per_device times the mesh axes data and fsdp)"
         )
-    buckets = tuple(b for b in config.buckets if b < config.length)
-    return Layout(config.length, config.packing, (*buckets, config.length), config.batch_size, rows)
+    return layout
+
+
+def layout_of_rows(
+    config: Config, mesh: jax.sharding.Mesh, model: DecoderConfig, rows_per_step: int
+) -> Layout:
+    """Returns the layout of rows and steps for the config, the mesh and the model's attention."""
+    state_lib.check_lengths(config, model.max_positions, "length")
+    return Layout(
+        length=config.length,
+        packing=config.packing,
+        buckets=(*(b for b in config.buckets if b < config.length), config.length),
+        rows_per_step=rows_per_step,
+        rows_per_batch=config.rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"],
+        shares_prefixes=model.attention != "splash",
+    )
 
 
 def make_lora(config: Config, model: DecoderConfig) -> LoraConfig | None:
