@@ -195,7 +195,7 @@ def _encoder_config(
     adapter_folder = encoder_adapter.find_adapter(spec)
     spec = spec if adapter_folder is None else encoder_adapter.read_base_model(adapter_folder)[0]
     folder = folders.shape_folder(spec)
-    dropout, dimensions = settings.get("dropout", 0.0), settings.get("dimensions")
+    dimensions = settings.get("dimensions")
     config = pretrained.read_encoder_config(
         folder,
         dtype=settings.dtype,
@@ -203,8 +203,7 @@ def _encoder_config(
         pooling=settings.get("pooling"),
         bidirectional=settings.get("bidirectional"),
         lora=adapter,
-        dropout=dropout,
-        attention_dropout=dropout,
+        dropout=settings.get("dropout", 0.0),
         remat=settings.get("remat", False),
         unroll=settings.get("unroll") or 1,
         platform="cpu",

@@ -205,9 +205,7 @@ def load_cross_encoder(
     """
     folder = folders.resolve_model_folder(spec)
     config, raw = pretrained.read_config(folder)
-    config = pretrained.with_compute_options(
-        config, dtype=dtype, hidden_dropout=dropout, attention_dropout=dropout, remat=remat
-    )
+    config = pretrained.with_compute_options(config, dtype=dtype, dropout=dropout, remat=remat)
     head, tensors = _read_head(folder, config, raw, new_head, label)
     graphdef, state = _load_state(folder, config, head, tensors, raw["model_type"], mesh)
     limit = tokenizer_files.read_max_length(folder, config)

@@ -329,7 +329,6 @@ def model_config(training: Config, flags: argparse.Namespace) -> encoder_lib.Enc
         shape_folder(model.spec),
         dtype=model.dtype,
         dropout=model.dropout,
-        attention_dropout=model.dropout,
         remat=model.remat,
         unroll=aligner.layers_per_iteration(training),
     ).config

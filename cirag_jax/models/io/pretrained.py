@@ -167,8 +167,7 @@ def with_compute_options(
     config: EncoderConfig,
     *,
     dtype: Any,
-    hidden_dropout: float = 0.0,
-    attention_dropout: float = 0.0,
+    dropout: float = 0.0,
     remat: bool = False,
     unroll: int = 1,
     platform: str | None = None,
@@ -182,13 +181,13 @@ def with_compute_options(
     return dataclasses.replace(
         config,
         dtype=dtype,
-        hidden_dropout=hidden_dropout,
-        attention_dropout=attention_dropout,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
         attention=choose_attention(
             dtype,
             config.head_dim,
             platform=platform,
-            dropout=attention_dropout,
+            dropout=dropout,
             relative_bias=config.relative_bias,
         ),
         remat=remat,
@@ -232,7 +231,6 @@ def read_encoder_config(
     bidirectional: bool | None = None,
     lora: LoraConfig | None = None,
     dropout: float = 0.0,
-    attention_dropout: float = 0.0,
     remat: bool = False,
     unroll: int = 1,
     platform: str | None = None,
@@ -249,7 +247,7 @@ def read_encoder_config(
     if raw.get("model_type") not in MODEL_TYPES:
         raise fields.unsupported("model_type", raw.get("model_type"), ", ".join(MODEL_TYPES))
     if raw["model_type"] in pretrained_embedder.MODEL_TYPES:
-        if dropout or attention_dropout:
+        if dropout:
             raise UserError(f"{file}: a decoder has no dropout; set the dropout of its adapter")
         raw = pretrained_decoder.text_config(raw, file)
         config, modules = pretrained_embedder.parse_embedder_config(
@@ -273,8 +271,7 @@ def read_encoder_config(
     config = with_compute_options(
         config,
         dtype=dtype,
-        hidden_dropout=dropout,
-        attention_dropout=attention_dropout,
+        dropout=dropout,
         remat=remat,
         unroll=unroll,
         platform=platform,
@@ -294,8 +291,7 @@ def load_encoder(
     instructions: Mapping[str, str | None] | None = None,
     dimensions: int | None = None,
     tasks: str | None = None,
-    hidden_dropout: float = 0.0,
-    attention_dropout: float = 0.0,
+    dropout: float = 0.0,
     remat: bool = False,
     unroll: int = 1,
     bidirectional: bool | None = None,
@@ -316,8 +312,7 @@ def load_encoder(
         `instruction`. A missing role or None means no change.
       dimensions: number of leading dimensions to keep, by default as in the model's files.
       tasks: the task adapters to use; see `encoder_config.choose_tasks`.
-      hidden_dropout: dropout rate of hidden states, in calls with a dropout key.
-      attention_dropout: dropout rate of attention probabilities, in calls with a dropout key.
+      dropout: rate for hidden states and attention probabilities, in calls with a dropout key.
       remat: whether the backward pass recomputes layers.
       unroll: layers per iteration of the loop over the layers of a BERT-like encoder.
       bidirectional: whether tokens of a decoder also attend to later tokens; None is the folder's.
@@ -345,8 +340,7 @@ def load_encoder(
         tasks=tasks,
         bidirectional=training.get("bidirectional") if bidirectional is None else bidirectional,
         lora=lora,
-        dropout=hidden_dropout,
-        attention_dropout=attention_dropout,
+        dropout=dropout,
         remat=remat,
         unroll=unroll,
     )
