@@ -113,22 +113,21 @@ class MetricWriter(Closing):
         self._file.flush()
         self._tracker.log(step, {n: value for n, value in values.items() if math.isfinite(value)})
 
-    def progress(self, step: int, loss: Any = None) -> None:
-        """Shows that ``step`` steps are done; fetches ``loss`` only if it is shown."""
+    def progress(self, step: int, loss: float) -> None:
+        """Shows that ``step`` steps are done, and the loss of the last one."""
         if not self._enabled:
             return
         now = time.monotonic()
         self._recent.append((step, now))
         last = step >= self._total_steps
         if self._bar is not None:
-            if loss is not None and (last or now - self._shown >= 1.0):
+            if last or now - self._shown >= 1.0:
                 self._bar.set_postfix_str(self._status(step, loss), refresh=False)
                 self._shown = now
             self._bar.update(step - self._bar.n)
         elif last or now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            status = self._status(step, loss)
-            line = f"step {step}/{self._total_steps}" + (f", {status}" if status else "")
+            line = f"step {step}/{self._total_steps}, {self._status(step, loss)}"
             print(line, file=self._stream, flush=True)
 
     def evaluate(
@@ -158,17 +157,16 @@ class MetricWriter(Closing):
         self._file.close()
         self._tracker.close()
 
-    def _status(self, step: int, loss: Any) -> str:
-        """Returns the loss, rate and remaining time, if known."""
-        parts = [] if loss is None else [f"loss {float(loss):.4f}"]
+    def _status(self, step: int, loss: float) -> str:
+        """Returns the loss, and the rate and remaining time if known."""
         (first, start), (last, end) = self._recent[0], self._recent[-1]
         if last == first:
-            return ", ".join(parts)
+            return f"loss {loss:.4f}"
         seconds = max(end - start, 1e-9) / (last - first)
         rate = f"{seconds:.1f} s/step" if seconds > 1 else f"{1 / seconds:.2f} steps/s"
         evaluating = self._evaluation_seconds * self._remaining_evaluations()
         left = tqdm.tqdm.format_interval(seconds * (self._total_steps - step) + evaluating)
-        return ", ".join([*parts, rate, f"{left} left"])
+        return f"loss {loss:.4f}, {rate}, {left} left"
 
     def _remaining_evaluations(self) -> int:
         every, done, total = self._evaluate_every, self._evaluated_step, self._total_steps

@@ -107,11 +107,11 @@ def test_writer_remaining_time_uses_recent_steps(tmp_path, clock, stream, monkey
         clock.now += 500  # Compilation, and the evaluation of the base.
         for step in range(1, 101):
             clock.now += 2 if step <= 50 else 4
-            writer.progress(step)
+            writer.progress(step, 0.5)
     shown = stream.getvalue().splitlines()
-    assert shown[0] == "step 1/200"
-    assert shown[1] == "step 2/200, 2.0 s/step, 06:36 left"
-    assert shown[-1] == "step 100/200, 4.0 s/step, 06:40 left"
+    assert shown[0] == "step 1/200, loss 0.5000"
+    assert shown[1] == "step 2/200, loss 0.5000, 2.0 s/step, 06:36 left"
+    assert shown[-1] == "step 100/200, loss 0.5000, 4.0 s/step, 06:40 left"
 
 
 def test_writer_remaining_time_includes_future_evaluations(tmp_path, clock, stream, monkeypatch):
@@ -125,23 +125,24 @@ def test_writer_remaining_time_includes_future_evaluations(tmp_path, clock, stre
         writer.evaluate(0, evaluation, 60)
         for step in range(1, 7):
             clock.now += 2
-            writer.progress(step)
+            writer.progress(step, 0.5)
             if step == 4:
                 assert writer.evaluate(step, evaluation, 100) == {"dev/loss": 1.0}
         writer.evaluate(6, evaluation, 1)
         for step in range(7, 11):
             clock.now += 2
-            writer.progress(step)
+            writer.progress(step, 0.5)
             if step == 8:
                 writer.evaluate(step, evaluation, 30)
         writer.evaluate(10, evaluation, 60)
         clock.now += 40
-        writer.progress(10)
+        writer.progress(10, 0.5)
     shown = stream.getvalue().splitlines()
-    assert shown[2] == "step 3/10, 2.0 s/step, 03:14 left"  # 7 steps and 3 evaluations of 60 s
-    assert shown[3] == "step 4/10, 2.0 s/step, 03:12 left"  # 6 steps, 3 evaluations: one is due
-    assert shown[5] == "step 6/10, 2.0 s/step, 03:28 left"  # 4 steps and 2 evaluations of 100 s
-    assert shown[9] == "step 10/10, 2.0 s/step, 00:30 left"  # the last evaluation
+    # Comments: remaining steps and evaluations.
+    assert shown[2] == "step 3/10, loss 0.5000, 2.0 s/step, 03:14 left"  # 7 steps, 3 of 60 s
+    assert shown[3] == "step 4/10, loss 0.5000, 2.0 s/step, 03:12 left"  # 6 steps, 3 (one due)
+    assert shown[5] == "step 6/10, loss 0.5000, 2.0 s/step, 03:28 left"  # 4 steps, 2 of 100 s
+    assert shown[9] == "step 10/10, loss 0.5000, 2.0 s/step, 00:30 left"  # the last evaluation
     assert shown[10].endswith(", 00:00 left")
     assert [line["step"] for line in read_metrics(tmp_path)] == [
         0,
@@ -176,33 +177,12 @@ def test_writer_without_terminal_prints_lines(tmp_path, clock, stream):
     with MetricWriter(tmp_path, 100, 10) as writer:
         for step in range(11, 101):
             clock.now += 1
-            writer.progress(step, jnp.float32(0.5))
+            writer.progress(step, 0.5)
     assert stream.getvalue().splitlines() == [
         "step 40/100, loss 0.5000, 1.00 steps/s, 01:00 left",
         "step 70/100, loss 0.5000, 1.00 steps/s, 00:30 left",
         "step 100/100, loss 0.5000, 1.00 steps/s, 00:00 left",
     ]
-
-
-class Loss:
-    """A loss that counts its transfers from the device."""
-
-    fetched = 0
-
-    def __float__(self):
-        self.fetched += 1
-        return 0.5
-
-
-def test_writer_fetches_loss_only_to_show_it(tmp_path, clock, stderr):
-    for stream in (io.StringIO(), Terminal()):
-        loss = Loss()
-        stderr(stream)
-        with MetricWriter(tmp_path, 1000) as writer:
-            for step in range(1, 101):
-                clock.now += 0.001
-                writer.progress(step, loss)
-        assert loss.fetched == 0
 
 
 def test_writer_error_closes_bar(tmp_path, clock, stderr):
