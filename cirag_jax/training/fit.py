@@ -57,7 +57,7 @@ def fit(
     workdir: pathlib.Path,
     train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]],
     state: TrainState,
-    batches: Iterator[Any],
+    batches: Any,
     evaluate: Callable[[nnx.State], dict[str, float]],
     checkpoints: Checkpoints,
     meta: Mapping[str, Any],
@@ -81,7 +81,8 @@ def fit(
       train_step: maps a state, which it may donate, and a batch to the next state and metrics. It
         skips an update that is not finite, see `state.apply_gradient`.
       state: the initial state.
-      batches: iterator over the batches of the steps; its state is saved in checkpoints.
+      batches: iterator over the batches of the steps, with ``get_state`` and ``set_state``; its
+        state is saved in checkpoints.
       evaluate: maps parameters to dev metrics; returns {} without dev examples.
       checkpoints: open checkpoints of this run.
       meta: metadata of every checkpoint; ``meta["run"]`` must match the latest checkpoint.
@@ -140,7 +141,7 @@ def fit(
             if synchronous:
                 report.finish()
             if report.consecutive_skips > config.max_skipped_steps:
-                checkpoints.save(step, state, batches, meta)
+                checkpoints.save(step, state, batches.get_state(), meta)
                 checkpoints.wait()
                 raise TryAgain(
                     f"the last {report.consecutive_skips} steps up to step {step} were skipped, "
@@ -153,7 +154,7 @@ def fit(
             evaluates = should_evaluate(step)
             if stop or evaluates or _is_due(step, config.save_every) or timer.is_due(step):
                 report.finish()
-                checkpoints.save(step, state, batches, meta)
+                checkpoints.save(step, state, batches.get_state(), meta)
                 if evaluates:
                     evaluate_checkpoint(step)
                 timer.restart(step)

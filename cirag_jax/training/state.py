@@ -274,7 +274,8 @@ def restore(
     check_same(
         folder.parent if folder.name == "checkpoints" else folder, saved, meta["run"], _REMEDY
     )
-    restored = checkpoints.restore(None, state, batches)
+    restored = checkpoints.restore(None, state)
+    batches.set_state(restored.data_state)
     announce(f"resuming from step {restored.step} of {total_steps}")
     return restored.state, restored.step, restored.metrics
 

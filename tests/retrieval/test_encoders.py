@@ -148,7 +148,8 @@ def test_open_encoder_best_checkpoint_follows_its_metric(model, tmp_path, metric
     with Checkpoints(tmp_path / "checkpoints", keep=3) as checkpoints:
         for step, values in figures.items():
             named = dict(zip(("dev/recall@5", "dev/mrr", "dev/loss"), values, strict=True))
-            checkpoints.save(step, {"params": base.state}, {}, meta, named)
+            checkpoints.save(step, {"params": base.state}, {}, meta)
+            checkpoints.add_metrics(step, named)
     assert open_encoder(str(tmp_path))[1]["step"] == best
 
 

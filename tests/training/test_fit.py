@@ -47,16 +47,15 @@ class RecordingCheckpoints:
     def meta(self):
         return META
 
-    def restore(self, step, state, data):
+    def restore(self, step, state):
         step = self.latest_step() if step is None else step
-        data.set_state({"step": step})
-        params = self.restored[step]
-        return Restored(step, state._replace(params=params), None, META, self.restored_metrics)
+        state = state._replace(params=self.restored[step])
+        return Restored(step, state, {"step": step}, META, self.restored_metrics)
 
-    def save(self, step, state, data, meta, metrics=None):
+    def save(self, step, state, data_state, meta):
         self.log.append(f"save {step}")
         assert meta == META
-        self.saved[step] = state.params, data.get_state(), metrics
+        self.saved[step] = state.params, data_state, None
 
     def add_metrics(self, step, metrics):
         self.log.append(f"add {step}")

@@ -43,8 +43,8 @@ _CLOSING = 60.0  # seconds that an event loop waits for its tasks before closing
 class Restored:
     """A restored checkpoint.
 
-    ``state`` has the requested structure and shardings. ``data_state`` is the saved ``get_state``
-    of the iterator. ``metrics`` is None for a checkpoint saved without them.
+    ``state`` has the requested structure and shardings. ``data_state`` is the saved state of the
+    data iterator. ``metrics`` is None for a checkpoint without them.
     """
 
     step: int
@@ -63,7 +63,7 @@ class Checkpoints(Closing):
       directory: the folder, created if absent, see `open_folder`. With ``read_only``, it may be
         a workdir, see `folder_of`.
       keep: number of latest steps to keep.
-      best_metric: the key of ``save(metrics=...)`` that ranks checkpoints. Lower is better if its
+      best_metric: the metric (see `add_metrics`) that ranks checkpoints. Lower is better if its
         name contains "loss", otherwise higher. NaN ranks last.
       read_only: for evaluation; changes no files and requires at least one checkpoint.
     """
@@ -144,40 +144,28 @@ class Checkpoints(Closing):
             ),
         )
 
-    def save(
-        self,
-        step: int,
-        state: PyTree,
-        data: Any,
-        meta: Mapping[str, Any],
-        metrics: Mapping[str, float] | None = None,
-    ) -> bool:
-        """Saves a step; returns False and changes nothing if the step was already saved.
+    def save(self, step: int, state: PyTree, data_state: Any, meta: Mapping[str, Any]) -> None:
+        """Saves a step that is not saved yet.
 
         Args:
           step: number of train steps done.
           state: pytree of arrays (typed RNG keys included) and Python numbers.
-          data: the data iterator (with a method ``get_state``) or its state (JSON or bytes).
+          data_state: the state of the data iterator, as JSON data.
           meta: description of the model, as JSON data.
-          metrics: evaluation results of this step, which select the best checkpoint.
         """
-        if step in self._manager.all_steps():
-            return False
-        if metrics is not None:
-            metrics = {key: float(value) for key, value in metrics.items()}
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(_flatten(state)),
-            data=_DataStateSave(data.get_state() if hasattr(data, "get_state") else data),
+            data=_DataStateSave(data_state),
             meta=ocp.args.JsonSave(dict(meta)),
         )
         self.wait()  # otherwise Orbax waits in save() and reports an earlier error for this step
         self._step = step
         with self._writing():
             # The trainer decides when to save; Orbax must not skip the step.
-            return self._manager.save(step, args=items, metrics=metrics, force=True)
+            self._manager.save(step, args=items, force=True)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the results that rank a saved step. All processes must call this."""
+        """Adds the evaluation results that rank a saved step. All processes must call this."""
         self.wait()
         self._step = step
         file = self.directory / str(step) / "metrics" / "metrics"  # Orbax reads this file.
@@ -196,7 +184,7 @@ class Checkpoints(Closing):
         self._manager.reload()
 
     def restore(
-        self, step: int | None, abstract_state: PyTree, data: Any = None, *, subset: bool = False
+        self, step: int | None, abstract_state: PyTree, *, subset: bool = False
     ) -> Restored:
         """Reads a checkpoint onto the mesh that ``abstract_state`` describes.
 
@@ -204,7 +192,6 @@ class Checkpoints(Closing):
           step: the step, or None for the latest.
           abstract_state: the structure of the saved state, with arrays or ``jax.ShapeDtypeStruct``
             leaves that give the shape, dtype and sharding to restore.
-          data: the data iterator, whose ``set_state`` is called; may be None.
           subset: whether the checkpoint may contain more than the abstract state. Evaluations read
             parameters without the optimizer's moments.
         """
@@ -222,13 +209,10 @@ class Checkpoints(Closing):
         )
         with self._reading(step):
             restored = self._manager.restore(step, args=items)
-        data_state = restored["data"]
-        if data is not None:
-            data.set_state(data_state)
         return Restored(
             step,
             _unflatten(abstract_state, restored["state"]),
-            data_state,
+            restored["data"],
             dict(restored["meta"]),
             self._manager.metrics(step),
         )
@@ -482,27 +466,22 @@ class _DataStateHandler(ocp.CheckpointHandler):
     """Saves one JSON file per process, because each process may read a different data shard."""
 
     def save(self, directory: Any, args: _DataStateSave) -> None:
-        state = args.item
-        encoded = {"bytes": state.decode()} if isinstance(state, bytes) else {"json": state}
         path = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
-        path.write_text(json.dumps(encoded))
+        path.write_text(json.dumps({"json": args.item}))
 
     def restore(self, directory: Any, args: _DataStateRestore | None = None) -> Any:
         del args
         path = directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
-        if path.exists():
-            encoded = json.loads(path.read_text())
-        else:
-            # Saved by a different number of processes; usable if all had the same state.
-            texts = {file.read_text() for file in directory.glob("process_*.json")}
-            if len(texts) != 1:
-                raise UserError(
-                    f"checkpoint {directory.parent} was saved by a different number of processes, "
-                    "each with its own position in the data; training cannot resume with "
-                    f"{jax.process_count()}"
-                )
-            encoded = json.loads(texts.pop())
-        return encoded["bytes"].encode() if "bytes" in encoded else encoded["json"]
+        # Files of a different number of processes are usable if all had the same state.
+        files = [path] if path.exists() else directory.glob("process_*.json")
+        texts = {file.read_text() for file in files}
+        if len(texts) != 1:
+            raise UserError(
+                f"checkpoint {directory.parent} was saved by a different number of processes, "
+                "each with its own position in the data; training cannot resume with "
+                f"{jax.process_count()}"
+            )
+        return json.loads(texts.pop())["json"]
 
 
 @ocp.args.register_with_handler(_DataStateHandler, for_save=True)

@@ -88,7 +88,8 @@ def iterator(seed=0):
 def test_restore_onto_another_mesh_is_exact(tmp_path, onto):
     state = make_state(mesh_of(2, 2))
     with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.save(10, state, {"position": 4}, {"model": "tiny"}, {"dev/mrr": 0.5})
+        checkpoints.save(10, state, {"position": 4}, {"model": "tiny"})
+        checkpoints.add_metrics(10, {"dev/mrr": 0.5})
     mesh = mesh_of(*onto)
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         restored = checkpoints.restore(None, abstract(state, mesh))
@@ -116,17 +117,11 @@ def test_restore_grain_iterator_resumes(tmp_path):
     batches = iterator()
     next(batches)
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"a": jnp.ones(2)}, batches, {})
+        checkpoints.save(1, {"a": jnp.ones(2)}, batches.get_state(), {})
         expected = [next(batches).tolist() for _ in range(3)]
         other = iterator()
-        checkpoints.restore(None, {"a": jnp.ones(2)}, other)
+        other.set_state(checkpoints.restore(None, {"a": jnp.ones(2)}).data_state)
     assert [next(other).tolist() for _ in range(3)] == expected
-
-
-def test_restore_returns_iterator_state_of_bytes(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"a": jnp.ones(2)}, b'{"x": 1}', {})
-        assert checkpoints.restore(1, {"a": jnp.ones(2)}).data_state == b'{"x": 1}'
 
 
 def test_restore_other_process_count_needs_equal_iterator_states(tmp_path):
@@ -149,7 +144,9 @@ def test_save_keeps_best_and_latest_steps(tmp_path):
     scores = [0.1, 0.9, 0.3, math.nan, 0.2, None]
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         for step, score in enumerate(scores):
-            checkpoints.save(step, state, None, {}, score and {"dev/mrr": score, "loss": 1.0})
+            checkpoints.save(step, state, None, {})
+            if score is not None:
+                checkpoints.add_metrics(step, {"dev/mrr": score, "loss": 1.0})
         checkpoints.wait()
         assert checkpoints.all_steps() == [1, 4, 5]
         assert (checkpoints.best_step(), checkpoints.latest_step()) == (1, 5)
@@ -158,8 +155,10 @@ def test_save_keeps_best_and_latest_steps(tmp_path):
     # A new process finds the same best step.
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert (checkpoints.best_step(), checkpoints.latest_step()) == (1, 5)
-        checkpoints.save(6, state, None, {}, {"dev/mrr": 0.95})
-        assert checkpoints.all_steps() == [5, 6]
+        checkpoints.save(6, state, None, {})
+        checkpoints.add_metrics(6, {"dev/mrr": 0.95})
+        checkpoints.save(7, state, None, {})
+        assert checkpoints.all_steps() == [6, 7]
 
 
 def test_add_metrics_rank_a_saved_step(tmp_path):
@@ -189,16 +188,10 @@ def test_add_metrics_full_disk_names_the_step(tmp_path):
 def test_best_step_of_loss_is_lowest(tmp_path):
     with Checkpoints(tmp_path, keep=1, best_metric="dev/loss") as checkpoints:
         for step, loss in enumerate([3.0, 1.0, math.nan, 2.0]):
-            checkpoints.save(step, {"a": jnp.ones(2)}, None, {}, {"dev/loss": loss})
+            checkpoints.save(step, {"a": jnp.ones(2)}, None, {})
+            checkpoints.add_metrics(step, {"dev/loss": loss})
         assert checkpoints.best_step() == 1
         assert checkpoints.all_steps() == [1, 3]
-
-
-def test_save_existing_step_returns_false(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.save(3, {"a": jnp.ones(2)}, None, {})
-        assert not checkpoints.save(3, {"a": jnp.zeros(2)}, None, {})
-        np.testing.assert_array_equal(checkpoints.restore(3, {"a": jnp.ones(2)}).state["a"], 1)
 
 
 def test_save_then_donate_keeps_saved_values(tmp_path):
@@ -395,7 +388,8 @@ def test_kill_during_save_leaves_complete_checkpoints(tmp_path, repository):
             assert restored.meta == {"step": step}
             for value in restored.state.values():
                 np.testing.assert_array_equal(value, step)
-        assert checkpoints.save(step + 1, restored.state, None, {})
+        checkpoints.save(step + 1, restored.state, None, {})
+        assert checkpoints.latest_step() == step + 1
 
 
 def test_keep_step_copies_all_files_or_none(tmp_path, monkeypatch):

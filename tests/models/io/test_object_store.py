@@ -79,9 +79,9 @@ def test_checkpoints_are_saved_and_found_from_the_workdir(bucket, tmp_path):
     with _open(workdir, _URL) as checkpoints:
         assert isinstance(checkpoints._manager._checkpointer, ocp.AsyncCheckpointer)
         for step, score in ((1, 0.5), (2, 0.9), (3, 0.7)):
-            assert checkpoints.save(step, state, {"row": step}, {"m": step})
+            checkpoints.save(step, state, {"row": step}, {"m": step})
             checkpoints.add_metrics(step, {"dev/mrr": score})
-        assert checkpoints.save(4, state, {"row": 4}, {"m": 4})
+        checkpoints.save(4, state, {"row": 4}, {"m": 4})
     assert (workdir / "checkpoints").read_text() == f"{_URL}\n" and is_training_workdir(workdir)
     assert steps_in(folder_of(workdir)) == [2, 4]  # the best and the latest
     (bucket / "run" / "4" / "commit_success.txt").unlink()  # as if killed during the save
@@ -99,7 +99,7 @@ def test_checkpoints_are_saved_and_found_from_the_workdir(bucket, tmp_path):
         np.testing.assert_array_equal(copy["params"]["a"], state["params"]["a"])
     with _open(workdir, _URL) as checkpoints:  # resumes; the incomplete step is saved again
         assert checkpoints.latest_step() == 2
-        assert checkpoints.save(4, state, {"row": 4}, {})
+        checkpoints.save(4, state, {"row": 4}, {})
         checkpoints.wait()
         assert checkpoints.all_steps() == [2, 4]
 
