@@ -13,7 +13,8 @@ from cirag_jax.commands import series, task
 from cirag_jax.errors import UserError
 from cirag_jax.identity import check_same
 from cirag_jax.io import read_object, say, write_json, write_text
-from cirag_jax.models.io.checkpoints import Checkpoints, folder_of, keep_step, steps_in
+from cirag_jax.models.io.checkpoint_folders import folder_of, keep_step, steps_in
+from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.types import Config
 
 TRAINING = "training.json"  # the settings of the training run

@@ -15,7 +15,8 @@ from flax import nnx
 from cirag_jax import io, processes, sharding
 from cirag_jax.errors import UserError, check_at_least
 from cirag_jax.identity import check_same, of_packages, without
-from cirag_jax.models.io.checkpoints import Checkpoints, folder_of, open_folder, steps_in
+from cirag_jax.models.io.checkpoint_folders import folder_of, open_folder, steps_in
+from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.fingerprint import model_identity
 from cirag_jax.models.io.pretrained_decoder import DEFAULT_DECODER
 from cirag_jax.training import optimizers

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 from cirag_jax.io import is_training_workdir, local_path
 from cirag_jax.models import link_head
 from cirag_jax.models.io import encoder_adapter, workdir
-from cirag_jax.models.io.checkpoints import Folder, files_in
+from cirag_jax.models.io.checkpoint_folders import Folder, files_in
 from cirag_jax.models.io.folders import HUB_PATTERNS, hub_revision
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
 from cirag_jax.models.io.tensor_files import gguf_parts

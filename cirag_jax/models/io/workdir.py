@@ -20,7 +20,8 @@ from cirag_jax.models.cross_encoder import PairEncoder, load_cross_encoder
 from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.io import encoder_adapter, peft_format, pretrained_decoder
-from cirag_jax.models.io.checkpoints import Checkpoints, Folder
+from cirag_jax.models.io.checkpoint_folders import Folder
+from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.models.io.peft_format import load_adapter, read_training, save_adapter
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.io.pretrained_decoder import (

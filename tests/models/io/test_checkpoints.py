@@ -21,7 +21,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.io.checkpoints import Checkpoints, keep_step, steps_in
+from cirag_jax.models.io.checkpoint_folders import keep_step, steps_in
+from cirag_jax.models.io.checkpoints import Checkpoints
 
 
 class Model(nnx.Module):
@@ -350,7 +351,7 @@ SAVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import jax.numpy as jnp
-from cirag_jax.models.io.checkpoints import Checkpoints, keep_step, steps_in
+from cirag_jax.models.io.checkpoints import Checkpoints
 
 checkpoints = Checkpoints(sys.argv[2], keep=3)
 step = checkpoints.latest_step() or 0

@@ -15,14 +15,14 @@ from orbax.checkpoint._src.path import gcs_utils
 
 from cirag_jax.errors import UserError
 from cirag_jax.io import is_training_workdir
-from cirag_jax.models.io.checkpoints import (
-    Checkpoints,
+from cirag_jax.models.io.checkpoint_folders import (
     files_in,
     folder_of,
     keep_step,
     open_folder,
     steps_in,
 )
+from cirag_jax.models.io.checkpoints import Checkpoints
 from cirag_jax.training.state import open_checkpoints
 
 _URL = "gs://bucket/run"
