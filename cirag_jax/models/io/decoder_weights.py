@@ -27,7 +27,7 @@ from cirag_jax.models.nf4 import Nf4
 from cirag_jax.sharding import ShapesAndAxes
 
 _ROWS = 4096  # rows of an embedding that are compared at a time
-SHARD_BYTES = 5 * 10**9  # larger checkpoints are split into several files with an index
+_SHARD_BYTES = 5 * 10**9  # larger checkpoints are split into several files with an index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -482,10 +482,8 @@ def _host_tensor(params: Params, parameter: ParameterTensors, row: int) -> np.nd
     return host.swapaxes(-1, -2) if parameter.transpose else host
 
 
-def _write_shards(
-    tensors: Iterator[tuple[str, np.ndarray]], folder: Path, dtype: np.dtype, limit: int
-) -> None:
-    """Writes ``model.safetensors``, or shards of at most ``limit`` bytes and their index."""
+def _write_shards(tensors: Iterator[tuple[str, np.ndarray]], folder: Path, dtype: np.dtype) -> None:
+    """Writes ``model.safetensors``, or shards of at most `_SHARD_BYTES` and their index."""
     shard: dict[str, np.ndarray] = {}
     shard_size = total = 0
     shards: list[list[str]] = []
@@ -499,7 +497,7 @@ def _write_shards(
 
     for name, array in tensors:
         array = array.astype(dtype, copy=False)
-        if shard and shard_size + array.nbytes > limit:
+        if shard and shard_size + array.nbytes > _SHARD_BYTES:
             flush()
         shard[name] = array
         shard_size, total = shard_size + array.nbytes, total + array.nbytes
@@ -524,15 +522,12 @@ def write_checkpoint(
     config: DecoderConfig,
     hf_config: Mapping[str, Any],
     companions: Callable[[Path], None],
-    *,
-    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes a model folder for transformers, atomically.
 
-    Tensors have the dtype of ``params``. Models larger than ``shard_bytes`` are split into several
-    files with an index. ``hf_config`` is written as ``config.json`` with that dtype; it must
-    contain ``model_type``. ``companions`` is called with the unfinished folder to add tokenizer
-    files.
+    Tensors have the dtype of ``params``. ``hf_config`` is written as ``config.json`` with that
+    dtype; it must contain ``model_type``. ``companions`` is called with the unfinished folder to
+    add tokenizer files.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -541,11 +536,11 @@ def write_checkpoint(
     tensors = decoder_tensors(params, config, str(hf_config["model_type"]))
     np_dtype = np.dtype(jax.numpy.dtype(name))
     if jax.process_index() != 0:
-        _write_shards(tensors, folder, np_dtype, shard_bytes)
+        _write_shards(tensors, folder, np_dtype)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as aside:
         aside.mkdir()
-        _write_shards(tensors, aside, np_dtype, shard_bytes)
+        _write_shards(tensors, aside, np_dtype)
         write_json(aside / "config.json", dict(sorted({**hf_config, "dtype": name}.items())))
         companions(aside)

@@ -506,13 +506,7 @@ def check_tokenizer(tokenizer: Any, vocab_size: int, source: str | os.PathLike) 
     folders.check_token_ids({**ids, **{f"id {id}": id for id in special}}, vocab_size, source)
 
 
-def save_decoder(
-    text_decoder: TextDecoder,
-    params: Params,
-    folder: str | os.PathLike,
-    *,
-    shard_bytes: int = decoder_weights.SHARD_BYTES,
-) -> None:
+def save_decoder(text_decoder: TextDecoder, params: Params, folder: str | os.PathLike) -> None:
     """Writes ``params`` as a model folder for transformers, including the tokenizer.
 
     ``params`` are parameters for ``text_decoder.config``, with layers stacked or unstacked; see
@@ -526,10 +520,5 @@ def save_decoder(
         gguf_weights.tokenizer_from_gguf(text_decoder.folder).save_pretrained(str(target))
 
     decoder_weights.write_checkpoint(
-        folder,
-        params,
-        text_decoder.config,
-        text_decoder.hf_config,
-        companions,
-        shard_bytes=shard_bytes,
+        folder, params, text_decoder.config, text_decoder.hf_config, companions
     )

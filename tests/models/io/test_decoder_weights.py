@@ -92,12 +92,13 @@ def test_decoder_tensors_unstacked_equal_stacked(tmp_path):
     assert not stacked
 
 
-def test_write_checkpoint_shards_have_index(tmp_path):
+def test_write_checkpoint_shards_have_index(tmp_path, monkeypatch):
     """Sharded weights have an index, and can be loaded by transformers and this package."""
     folder = tiny_decoder.folder(tmp_path / "in", "qwen2")
     loaded = _open(folder)
     params = decoder_params.to_params(loaded.state)
-    save_decoder(loaded, params, tmp_path / "out", shard_bytes=30_000)
+    monkeypatch.setattr(decoder_weights, "_SHARD_BYTES", 30_000)
+    save_decoder(loaded, params, tmp_path / "out")
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     assert all((tmp_path / "out" / name).stat().st_size < 45_000 for name in files)
