@@ -29,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from cirag_jax.io import standard_streams, write_json, write_text
 from cirag_jax.models import decoder, decoder_params
-from cirag_jax.models.io import decoder_weights, gguf_weights, pretrained, weights
+from cirag_jax.models.io import decoder_families, gguf_weights, pretrained, weights
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.reports import tables
 from cirag_jax.retrieval.encode import encode
@@ -163,7 +163,7 @@ def _torch(kind: Any, folder: Any, dtype: str, tokens_BT: np.ndarray, mask_BT: n
 
 
 KINDS = {
-    "decoder": (decoder_weights.FAMILIES, decoder_outputs),
+    "decoder": (decoder_families.FAMILIES, decoder_outputs),
     "encoder": (weights.FAMILIES, encoder_outputs),
 }
 

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from cirag_jax.models import decoder_params
 from cirag_jax.models.decoder_config import DecoderConfig
-from cirag_jax.models.io import decoder_weights, gguf_weights
+from cirag_jax.models.io import decoder_families, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import parse_decoder_config
 from cirag_jax.models.io.tensor_files import save_tensors
 
@@ -127,7 +127,7 @@ def tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     shapes = parse_decoder_config(raw, "config.json")
     found = {}
-    for place in decoder_weights.parameter_tensors(shapes, raw["model_type"]):
+    for place in decoder_families.parameter_tensors(shapes, raw["model_type"]):
         for name in place.names:
             values = rng.normal(size=place.shape)
             if "norm" in name:
@@ -191,7 +191,7 @@ def folder(
 
     Args:
       path: the folder, which is created if needed.
-      family: a key of `decoder_weights.FAMILIES`.
+      family: a key of `decoder_families.FAMILIES`.
       seed: seed of the weights.
       texts: texts on which to train the tokenizer, of ``vocab_size`` tokens.
       **fields: fields of ``config.json``, such as ``num_hidden_layers=3``.

@@ -1,4 +1,4 @@
-"""Decoder language models in Flax NNX; `io.decoder_weights.FAMILIES` lists the families.
+"""Decoder language models in Flax NNX; `io.decoder_families.FAMILIES` lists the families.
 
 They are pre-norm transformers with rotary positions, grouped-query attention and gated feed-forward
 layers. `decoder_config` has the hyper-parameters, `decoder_params` the parameters, `decoder_layer`

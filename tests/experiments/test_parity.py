@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cirag_jax.models.io import decoder_weights, weights
+from cirag_jax.models.io import decoder_families, weights
 from experiments import parity
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/models.md"
@@ -17,7 +17,7 @@ ROWS = {
 
 
 def test_models_page_has_row_per_family():
-    families = [*decoder_weights.FAMILIES, *weights.FAMILIES]
+    families = [*decoder_families.FAMILIES, *weights.FAMILIES]
     assert sorted(ROWS) == sorted({"model_type", *families}), (
         "run: python experiments/parity.py --docs=docs/models.md"
     )

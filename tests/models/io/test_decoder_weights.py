@@ -19,7 +19,7 @@ import transformers
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder, decoder_params, rope
-from cirag_jax.models.io import decoder_weights, fingerprint, gguf_weights
+from cirag_jax.models.io import decoder_families, decoder_weights, fingerprint, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import (
     load_decoder,
     parse_decoder_config,
@@ -36,7 +36,7 @@ from cirag_jax.models.io.tensor_files import (
 )
 from tests import tiny_decoder
 
-FAMILIES = tuple(decoder_weights.FAMILIES)
+FAMILIES = tuple(decoder_families.FAMILIES)
 FULL = {"llama": {"attention_bias": True, "mlp_bias": True}, "qwen3": {"attention_bias": True}}
 
 
