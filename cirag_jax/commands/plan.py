@@ -39,7 +39,17 @@ from cirag_jax.models.io import (
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.reports import tables
 from cirag_jax.retrieval.pairs import PairTokens
-from cirag_jax.training import adapter, aligner, cross_encoder, lora_step, mfu, optimizers, policy
+from cirag_jax.training import (
+    adapter,
+    aligner,
+    aligner_batches,
+    aligner_step,
+    cross_encoder,
+    lora_step,
+    mfu,
+    optimizers,
+    policy,
+)
 from cirag_jax.training import state as state_lib
 from cirag_jax.training.data import packing
 from cirag_jax.training.data.examples import Example
@@ -333,29 +343,29 @@ def _cache(config: Config, rehearsal: Rehearsal, model: DecoderConfig) -> Any:
 
 
 def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
-    layout = aligner.make_layout(config, mesh)
+    layout = aligner_batches.make_layout(config, mesh)
     model = _encoder_config(config.model.spec, config.model, aligner.make_lora(config))
     _check_heads(config, model.num_heads)
     state_lib.check_lengths(config, model.max_length, "query_max_length", "unit_max_length")
-    batch = aligner.longest_batch(
+    batch = aligner_batches.longest_batch(
         config, layout, model.pad_id, lambda length: np.ones(length, np.int32)
     )
     rehearsal = Rehearsal(mesh, bfloat16=model.dtype == "bfloat16")
     graphdef, abstract = pretrained_embedder.abstract_state(model)
     params, others = pretrained_embedder.split_state(model, abstract)
-    tx = aligner.make_optimizer(config, 1)
+    tx = aligner_step.make_optimizer(config, 1)
     state = rehearsal.place(state_lib.abstract_state(params, tx))
     frozen = rehearsal.place(others)
-    rehearsal.placed = bytes_of(aligner.place_batch(batch, mesh))
+    rehearsal.placed = bytes_of(aligner_step.place_batch(batch, mesh))
     base = {"base": bytes_of(frozen)} if others else {}
     parts = {**base, **_parts(state, model.dtype), "batch": rehearsal.placed}
-    aligner.train_step(graphdef, tx, state, batch, config, mesh, rehearsal, frozen=frozen)
+    aligner_step.train_step(graphdef, tx, state, batch, config, mesh, rehearsal, frozen=frozen)
 
     attended = layout.num_queries * config.query_max_length**2
     attended += layout.num_candidates * config.unit_max_length**2
     flops = mfu.embedder_flops(model, tokens=batch.tokens, attended=attended)
     is_known = config.num_steps or config.examples
-    steps = aligner.num_steps(config, config.examples or 0) if is_known else None
+    steps = aligner_batches.num_steps(config, config.examples or 0) if is_known else None
     return RehearsedStep(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
 
 

@@ -5,34 +5,37 @@ The aligner ranks units: triples, sentences or passages.
 
 import collections
 import dataclasses
-import functools
-import math
-import operator
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 
 from cirag_jax import sharding
 from cirag_jax.datasets import chains as chains_lib
 from cirag_jax.datasets import load, triple_files
-from cirag_jax.datasets.chain_files import FileChain, read_chains
 from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import next_unit
 from cirag_jax.models.embedder import EmbedderConfig
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder
 from cirag_jax.models.lora import LoraConfig
-from cirag_jax.models.pooling import embedding_size
 from cirag_jax.retrieval import encode as encode_lib
-from cirag_jax.retrieval.buckets import bucket_lengths
 from cirag_jax.retrieval.rankers import TripleText
-from cirag_jax.training import gradient_cache, link_head, optimizers, retrieved
+from cirag_jax.training import link_head
 from cirag_jax.training import state as state_lib
+from cirag_jax.training.aligner_batches import (
+    chains_from_files,
+    dev_data,
+    make_batches,
+    micro_batches,
+    num_steps,
+    questions_per_step,
+    training_chains,
+)
+from cirag_jax.training.aligner_step import make_optimizer, train_step
 from cirag_jax.training.data import mixture, splits
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.fit import fit
@@ -173,7 +176,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------- one step
+# ------------------------------------------------------------------------------------------ result
 
 
 def _mean_length(chains: Sequence[chains_lib.Chain]) -> float | None:
@@ -194,282 +197,6 @@ def _inputs(config: Config) -> dict[str, list[str]]:
     return {"triples": list(dict.fromkeys(names))} if all(names) else {}
 
 
-def make_optimizer(config: Config, total_steps: int) -> optax.GradientTransformation:
-    """Returns the optimizer of the parameters that ``config.model.train`` selects."""
-    tx = optimizers.make_optimizer(config.optimizer, total_steps)
-    if config.model.train == "all":
-        return tx
-
-    def labels(params: Any) -> Any:
-        def label(path: Any, _: Any) -> str:
-            is_task = "_task_" in jax.tree_util.keystr(path)
-            return "train" if is_task == (config.model.train == "tasks") else "keep"
-
-        return jax.tree_util.tree_map_with_path(label, params)
-
-    return optax.multi_transform({"train": tx, "keep": optax.set_to_zero()}, labels)
-
-
-def train_step(
-    graphdef: nnx.GraphDef,
-    tx: optax.GradientTransformation,
-    state: state_lib.TrainState,
-    batch: pools_lib.Batch,
-    config: Config,
-    mesh: jax.sharding.Mesh,
-    run: Callable[..., Any] = operator.call,
-    *,
-    frozen: nnx.State | None = None,
-) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
-    """Runs one optimizer step on a global batch; call it under ``jax.set_mesh(mesh)``.
-
-    Donates ``state``. If a batch is one chunk whose activations may be stored, the step is one
-    program, so gradients are not passed between programs. ``run`` calls the compiled functions, see
-    `rehearsal`. ``frozen`` are the parameters that are not trained.
-
-    Returns:
-      The new state, and metrics as device scalars: loss, accuracy, mean score of the positives, and
-      norms of gradient, update and parameters.
-    """
-    params: Any = state.params
-    limit = math.inf if config.activations_gib is None else config.activations_gib * 2**30
-    settings = _StepSettings(
-        temperature=config.temperature,
-        width=embedding_size(graphdef, *filter(None, (params, frozen))),
-        dtype=config.model.dtype,
-        has_dropout=config.model.dropout > 0 or config.model.lora.dropout > 0,
-        keep_bytes=limit if config.keep_activations else 0.0,
-    )
-    batch = place_batch(batch, mesh)
-    key = state.key if settings.has_dropout else None
-    if gradient_cache.is_one_program(
-        graphdef, params, batch, frozen, settings.width, key, settings.keep_bytes
-    ):
-        settings = settings._replace(keep_bytes=math.inf)
-        return run(compiled_step(mesh.size > 1), graphdef, tx, settings, state, batch, frozen)
-    return _step(graphdef, tx, settings, state, batch, frozen, run)
-
-
-class _StepSettings(NamedTuple):
-    """Settings of a step; see `gradient_cache.loss_and_gradient`."""
-
-    temperature: float
-    width: int
-    dtype: str
-    has_dropout: bool
-    keep_bytes: float
-
-
-def _step(graphdef, tx, settings, state, batch, frozen, run=operator.call):
-    key = run(jax.random.fold_in, state.key, state.step) if settings.has_dropout else None
-    loss, metrics, gradient = gradient_cache.loss_and_gradient(
-        graphdef,
-        state.params,
-        batch,
-        frozen,
-        temperature=settings.temperature,
-        width=settings.width,
-        dtype=settings.dtype,
-        dropout_key=key,
-        keep_bytes=settings.keep_bytes,
-        run=run,
-    )
-    state, norms = run(_apply_gradient, tx, state, gradient, loss)
-    return state, {"loss": loss, **metrics, **norms}
-
-
-@functools.cache
-def compiled_step(exchanges: bool) -> Any:
-    """Returns `_step` as one program; ``exchanges`` is whether several devices run it."""
-    # XLA overlaps exchanges with other work only with this scheduler, which is off by default.
-    has_option = exchanges and jax.default_backend() != "tpu"
-    options = {"xla_gpu_enable_latency_hiding_scheduler": True} if has_option else None
-    return jax.jit(_step, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options)
-
-
-_apply_gradient = jax.jit(state_lib.apply_gradient, static_argnums=0, donate_argnums=1)
-
-
-def place_batch(batch: pools_lib.Batch, mesh: jax.sharding.Mesh) -> pools_lib.Batch:
-    """Places a host batch (equal on all processes) on the mesh; rows of chunks are sharded."""
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return pools_lib.Batch(
-        state_lib.place_rows(batch.chunks, mesh),
-        sharding.place(batch.positive_B, replicated),
-        sharding.place(batch.count_BC, replicated),
-        sharding.place(batch.weight_B, replicated),
-    )
-
-
-# -------------------------------------------------------------------------------------------- data
-
-
-def training_chains(
-    sets: Sequence[splits.Questions], config: Config, workdir: pathlib.Path
-) -> tuple[
-    list[chains_lib.Chain],
-    list[tuple[chains_lib.Unit, ...]],
-    list[pools_lib.PrefixPools],
-    list[int],
-]:
-    """Returns the training chains, their pools, the pools of prefixes, and the chains per set.
-
-    A pool is a list of units from which negatives are drawn. The pool of a chain has the units of
-    its question's own passages. Without ``config.retrieved.model``, prefixes have no pools of their
-    own, and the third list is empty.
-    """
-    files = chains_from_files(config)
-    by_set = [
-        pools_lib.chains_and_pools(dataset, train, config.data.units, config.negatives, files)
-        for dataset, train, _ in sets
-    ]
-    chains = [chain for set_chains, _ in by_set for chain in set_chains]
-    pools = [pool for _, set_pools in by_set for pool in set_pools]
-    batch = config.batch_size, config.prefixes_per_question
-    num_examples = pools_lib.num_examples(chains, config.epoch)
-    pools_lib.check_enough(num_examples, *batch)  # Early: searches take long.
-    prefix_pools: list[pools_lib.PrefixPools] = []
-    if config.retrieved.model:
-        for questions, chains_and_pools in zip(sets, by_set, strict=True):
-            prefix_pools += retrieved.prefix_pools(
-                config, workdir, questions.dataset, *chains_and_pools
-            )
-    return chains, pools, prefix_pools, [len(set_chains) for set_chains, _ in by_set]
-
-
-def chains_from_files(config: Config) -> dict[str, FileChain] | None:
-    """Returns the chains of ``config.data.chains`` by question id; None if it is null."""
-    sources = config.data.chains
-    if sources is None:
-        return None
-    if config.data.units != "triple":
-        raise UserError(
-            f"config.data.chains has chains of triples, but config.data.units={config.data.units}; "
-            "set --config.data.units=triple."
-        )
-    chains: dict[str, FileChain] = {}
-    for source in sources if isinstance(sources, tuple | list) else (sources,):
-        own = read_chains(source)
-        if clash := own.keys() & chains.keys():
-            raise UserError(
-                f"config.data.chains: {source} repeats {len(clash)} questions of an earlier entry "
-                f"(first: {min(clash)!r})."
-            )
-        chains |= own
-    return chains
-
-
-def dev_data(
-    sets: Sequence[splits.Questions],
-    kind: chains_lib.UnitKind,
-    files: dict[str, FileChain] | None = None,
-) -> tuple[list[chains_lib.Chain], list[tuple[chains_lib.Unit, ...]]]:
-    """Returns the chains of all dev questions, and the units of each question's own passages."""
-    chains, pools = [], []
-    for dataset, _, dev in sets:
-        if dev:
-            set_chains, set_pools = pools_lib.chains_and_pools(dataset, dev, kind, files=files)
-            chains += set_chains
-            pools += set_pools
-    return chains, pools
-
-
-def num_steps(config: Config, num_examples: int) -> int:
-    """Returns the number of training steps for ``num_examples`` chains or prefixes per epoch."""
-    steps_per_epoch = max(num_examples // questions_per_step(config), 1)
-    return config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
-
-
-def questions_per_step(config: Config) -> int:
-    """Returns the number of questions per step; each has several queries."""
-    return max(config.batch_size // config.prefixes_per_question, 1)
-
-
-def make_layout(config: Config, mesh: jax.sharding.Mesh) -> pools_lib.Layout:
-    """Returns the batch layout for the config and the mesh."""
-    negatives_by_prefix = config.chain_negatives or config.retrieved.model
-    negative_sets = config.prefixes_per_question if negatives_by_prefix else 1
-    per_question = config.prefixes_per_question + negative_sets * config.num_negatives
-    questions = questions_per_step(config)
-    return pools_lib.Layout(
-        num_queries=questions * config.prefixes_per_question,
-        num_candidates=questions * per_question,
-        negatives=config.negatives,
-        mask_false_negatives=config.mask_false_negatives,
-        micro_batches=micro_batches(config),
-        device_groups=mesh.shape["data"] * mesh.shape["fsdp"],
-        chunk_tokens=config.chunk_tokens,
-        bucket_lengths=bucket_lengths(max(config.query_max_length, config.unit_max_length)),
-        negative_groups=config.negative_groups,
-    )
-
-
-def longest_batch(
-    config: Config, layout: pools_lib.Layout, pad_id: int, ids: Callable[[int], np.ndarray]
-) -> pools_lib.Batch:
-    """Returns the largest batch: distinct texts with the maximum number of tokens.
-
-    ``ids`` returns a number of int32 token ids.
-    """
-    lengths = {"query": config.query_max_length, "passage": config.unit_max_length}
-    queries, others = layout.num_queries, layout.num_candidates - layout.num_queries
-    examples = [
-        pools_lib.Example(
-            str(i), (f"{i} positive",), tuple(f"negative {n}" for n in range(i, others, queries))
-        )
-        for i in range(queries)
-    ]
-    return pools_lib.build_batch(
-        examples, layout, lambda texts, kind: [ids(lengths[kind]) for _ in texts], pad_id
-    )
-
-
-def micro_batches(config: Config) -> int:
-    """Returns the number of micro-batches per step whose queries share no negatives."""
-    return config.micro_batches if config.accumulation == "official" else 1
-
-
-def make_batches(
-    config: Config,
-    chains: list[chains_lib.Chain],
-    pools: list[tuple[chains_lib.Unit, ...]],
-    encoder: TextEncoder,
-    mesh: jax.sharding.Mesh,
-    prefix_pools: Sequence[pools_lib.PrefixPools] = (),
-    sizes: Sequence[int] = (),
-) -> Any:
-    """Returns an endless, resumable iterator of training batches; see `pools.batches`."""
-    sampling = pools_lib.Sampling(
-        config.prefixes_per_question, config.num_negatives, config.order, config.chain_negatives
-    )
-    state_lib.check_lengths(
-        config, encoder.config.max_length, "query_max_length", "unit_max_length"
-    )
-    unit_role = chains_lib.role_of(config.data.units)
-    unpooled = tuple(encoder.unpooled(encoder.prefix(role)) for role in ("query", unit_role))
-    layout = dataclasses.replace(make_layout(config, mesh), unpooled=unpooled)
-    limits = {"query": config.query_max_length, "passage": config.unit_max_length}
-
-    def tokenize(texts, role):
-        prefix = encoder.prefix("query" if role == "query" else unit_role)
-        return encode_lib.tokenize(encoder, [prefix + text for text in texts], limits[role])
-
-    return pools_lib.batches(
-        chains,
-        pools,
-        config.data.units,
-        sampling,
-        layout,
-        tokenize,
-        encoder.config.pad_id,
-        config.seed,
-        prefix_pools,
-        epoch=config.epoch,
-        sizes=sizes,
-        weights=config.data.weights,
-    )
-
-
 # ---------------------------------------------------------------------------------------- evaluate
 
 
@@ -478,8 +205,8 @@ def make_evaluate(
     problems: Sequence[next_unit.NextUnit],
     encoder: TextEncoder,
     mesh: jax.sharding.Mesh,
-    truncated: collections.Counter[Role] | None = None,
-    frozen: nnx.State | None = None,
+    truncated: collections.Counter[Role],
+    frozen: nnx.State,
 ) -> Callable[[nnx.State], dict[str, float]]:
     """Returns a function that computes the ``dev/...`` metrics (ranking the next unit).
 
@@ -488,8 +215,7 @@ def make_evaluate(
 
     def evaluate(params: nnx.State) -> dict[str, float]:
         params = nnx.merge_state(params, frozen) if frozen else params
-        if truncated is not None:
-            truncated.clear()
+        truncated.clear()
 
         def embed(texts, role):
             limit = config.query_max_length if role == "query" else config.unit_max_length

@@ -83,7 +83,7 @@ from cirag_jax.models.io.pretrained import TextEncoder, load_encoder, read_encod
 from cirag_jax.models.pooling import embed
 from cirag_jax.retrieval import encode as encode_lib
 from cirag_jax.retrieval.buckets import BUCKETS
-from cirag_jax.training import aligner, gradient_cache
+from cirag_jax.training import aligner, aligner_batches, aligner_step, gradient_cache
 from cirag_jax.training.data import pools
 from cirag_jax.training.mfu import encoder_flops, peak_flops
 from cirag_jax.training.state import make_state
@@ -184,7 +184,7 @@ def trainer_step(
 
     def step() -> dict[str, jax.Array]:
         with jax.set_mesh(mesh):
-            state[0], metrics = aligner.train_step(graphdef, tx, state[0], batch, config, mesh)
+            state[0], metrics = aligner_step.train_step(graphdef, tx, state[0], batch, config, mesh)
         return metrics  # The norms are ready when the step has ended.
 
     return step
@@ -287,7 +287,7 @@ def _compile_counts() -> dict[str, int]:
         "embed": (gradient_cache._embed, gradient_cache._embed_and_keep),
         "pull": (gradient_cache._pull, gradient_cache._pull_kept),
         "loss": (gradient_cache._table_loss,),
-        "whole": (aligner.compiled_step(False),),
+        "whole": (aligner_step.compiled_step(False),),
     }
     return {name: sum(f._cache_size() for f in functions) for name, functions in parts.items()}
 
@@ -299,9 +299,9 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     config = model_config(training, flags)
     graphdef = nnx.split(nnx.eval_shape(lambda: encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))[0]
     params = jax.jit(lambda: nnx.state(encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))()
-    layout = aligner.make_layout(training, sharding.make_mesh(devices=jax.devices()[:1]))
+    layout = aligner_batches.make_layout(training, sharding.make_mesh(devices=jax.devices()[:1]))
     rng = np.random.default_rng(0)
-    batch = aligner.longest_batch(
+    batch = aligner_batches.longest_batch(
         training, layout, config.pad_id, lambda n: rng.integers(1000, 30000, n, np.int32)
     )
 
@@ -310,7 +310,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
         return embed(graphdef, params, chunk.tokens_BT, chunk.mask_BT)
 
     chunks = jax.device_put(batch.chunks)
-    tx = aligner.make_optimizer(training, 1000)
+    tx = aligner_step.make_optimizer(training, 1000)
     step = trainer_step(graphdef, params, batch, training, tx)
     seconds = {
         "forward": _per_call(lambda: [forward(params, chunk) for chunk in chunks], flags.repeats),

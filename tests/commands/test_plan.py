@@ -20,7 +20,7 @@ from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import Encoder
 from cirag_jax.models.io import pretrained, pretrained_decoder, tensor_files
 from cirag_jax.models.io.folders import shape_folder
-from cirag_jax.training import aligner, mfu
+from cirag_jax.training import aligner_batches, mfu
 from cirag_jax.training.rehearsal import Rehearsal, collectives
 from experiments.benchmarks import scaling
 from tests import tiny, tiny_decoder
@@ -182,7 +182,7 @@ def test_plan_chunks_do_not_repeat_gradient_exchange(folders, monkeypatch, name)
     assert not [program.name for program in chunks if "all-reduce" in program.collectives]
     embeddings = 0
     if component == "aligner":
-        layout = aligner.make_layout(config, made[0].mesh)
+        layout = aligner_batches.make_layout(config, made[0].mesh)
         embeddings = (layout.num_queries + layout.num_candidates) * WIDTH * 4
     theory = planned["bytes_per_device"]["gradients"] + embeddings
     assert 1.0 <= sum(planned["collective_bytes"].values()) / theory < 1.1, (

@@ -15,7 +15,7 @@ from cirag_jax.datasets.chain_files import (
 )
 from cirag_jax.datasets.chains import Chain, Unit
 from cirag_jax.errors import UserError
-from cirag_jax.training import aligner
+from cirag_jax.training import aligner_batches
 from cirag_jax.training.data.pools import chains_and_pools
 from cirag_jax.types import Dataset, Passage, Question, Triple
 
@@ -141,10 +141,11 @@ def test_chains_from_files_join_several_sources(tmp_path):
         (tmp_path / name).mkdir()
         own_file(tmp_path / name, question_id=key)
     both = f"('{tmp_path / 'one'}', '{tmp_path / 'two'}')"
-    assert {*(aligner.chains_from_files(_config(f"data.chains={both}")) or ())} == {"q", "r"}
+    chains = aligner_batches.chains_from_files(_config(f"data.chains={both}"))
+    assert {*(chains or ())} == {"q", "r"}
     twice = f"('{tmp_path / 'one'}', '{tmp_path / 'one'}')"
     with pytest.raises(UserError, match="repeats 1 questions of an earlier entry .first: 'q'"):
-        aligner.chains_from_files(_config(f"data.chains={twice}"))
+        aligner_batches.chains_from_files(_config(f"data.chains={twice}"))
     with pytest.raises(UserError, match="chains of triples, but config.data.units=sentence"):
-        aligner.chains_from_files(_config("data.units=sentence", f"data.chains={both}"))
-    assert aligner.chains_from_files(_config()) is None
+        aligner_batches.chains_from_files(_config("data.units=sentence", f"data.chains={both}"))
+    assert aligner_batches.chains_from_files(_config()) is None

@@ -24,7 +24,7 @@ from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.io.pretrained_decoder import TextDecoder, load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.precision import Dtype
-from cirag_jax.training import aligner, gradient_cache, lora_step, state
+from cirag_jax.training import aligner_step, gradient_cache, lora_step, state
 from cirag_jax.training.data import packing, pools
 from cirag_jax.training.data.examples import Example
 from tests import tiny_decoder
@@ -126,7 +126,7 @@ def encoder_step(
         loss, _, gradient = gradient_cache.loss_and_gradient(
             graphdef,
             sharding.shard_state(params, mesh),
-            aligner.place_batch(batch, mesh),
+            aligner_step.place_batch(batch, mesh),
             temperature=0.1,
             width=sizes.d_model,
             dtype=sizes.dtype,
@@ -236,7 +236,7 @@ def training_digest(sizes: Sizes, attention: Implementation, steps: int = 20) ->
         trained = state.make_state(params, tx, 0, mesh)
         apply = jax.jit(state.apply_gradient, static_argnums=0, donate_argnums=1)
         for number in range(steps):
-            batch = aligner.place_batch(encoder_batch(128, 5, number), mesh)
+            batch = aligner_step.place_batch(encoder_batch(128, 5, number), mesh)
             loss, _, gradient = gradient_cache.loss_and_gradient(
                 graphdef,
                 trained.params,

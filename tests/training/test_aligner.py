@@ -22,7 +22,7 @@ from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.retrieval.encoders import FlaxEncoder, count_truncated
 from cirag_jax.retrieval.rankers import TripleText, open_ranker, triple_text_of
-from cirag_jax.training import aligner, optimizers
+from cirag_jax.training import aligner, aligner_batches, aligner_step, optimizers
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 from cirag_jax.training.metrics import MetricWriter
@@ -66,12 +66,12 @@ def test_train_step_golden_values(model_and_data):
     dataset = load.load_dataset(config.data)
     questions = splits.split_questions(dataset, config).train
     chains, pools = pools_lib.chains_and_pools(dataset, questions, "triple")
-    batches = aligner.make_batches(config, chains, pools, encoder, mesh)
+    batches = aligner_batches.make_batches(config, chains, pools, encoder, mesh)
     tx = optimizers.make_optimizer(config.optimizer, 6)
     state = make_state(encoder.state, tx, 0, mesh)
     with jax.set_mesh(mesh):
-        state, _ = aligner.train_step(encoder.graphdef, tx, state, next(batches), config, mesh)
-        state, metrics = aligner.train_step(
+        state, _ = aligner_step.train_step(encoder.graphdef, tx, state, next(batches), config, mesh)
+        state, metrics = aligner_step.train_step(
             encoder.graphdef, tx, state, next(batches), config, mesh
         )
     golden = {
@@ -124,12 +124,12 @@ def test_make_batches_long_queries_have_buckets_up_to_the_position_limit(tmp_pat
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     limits = {"batch_size": 24, "query_max_length": 1000}
     config = config_of(("model", "data"), **limits)
-    batches = aligner.make_batches(config, chains, [steps] * 6, encoder, mesh)
+    batches = aligner_batches.make_batches(config, chains, [steps] * 6, encoder, mesh)
     lengths = {chunk.tokens_BT.shape[1] for chunk in next(batches).chunks}
     assert {768, 1000} <= lengths and max(lengths) == 1000
     config = config_of(("model", "data"), query_max_length=1001)
     with pytest.raises(UserError, match="query_max_length=1001 exceeds the 1000 positions"):
-        aligner.make_batches(config, chains, [steps] * 6, encoder, mesh)
+        aligner_batches.make_batches(config, chains, [steps] * 6, encoder, mesh)
 
 
 @pytest.mark.parametrize(("preset", "batch_size"), [("paper", 8), ("code", 16)])
@@ -274,14 +274,14 @@ def test_train_steps_that_are_not_finite_stop_with_the_first_weights(
 def test_train_one_step_that_is_not_finite_is_skipped(
     model_and_data, tmp_path, one_device, monkeypatch, capsys
 ):
-    place_batch, placed = aligner.place_batch, []
+    place_batch, placed = aligner_step.place_batch, []
 
     def place(batch, mesh):
         placed.append(batch)
         bad = np.nan if len(placed) in (2, 4) else 1.0
         return place_batch(batch._replace(weight_B=batch.weight_B * np.float32(bad)), mesh)
 
-    monkeypatch.setattr(aligner, "place_batch", place)
+    monkeypatch.setattr(aligner_step, "place_batch", place)
     result = aligner.train_and_evaluate(config_of(model_and_data), tmp_path)
     assert result["complete"] and "step 2 was skipped: gradient_norm" in capsys.readouterr().err
     lines = [line for line in read_metrics(tmp_path) if "train/loss" in line]
@@ -337,7 +337,7 @@ def test_train_instructions_and_dimensions_are_used_and_recorded(
 
     dataset = load.load_dataset(config.data)
     sets = [splits.split_questions(dataset, config)]
-    problems = next_unit.next_units(*aligner.dev_data(sets, "triple"), "triple")
+    problems = next_unit.next_units(*aligner_batches.dev_data(sets, "triple"), "triple")
     mrr = next_unit.evaluate_next_unit(problems, embed)["mrr"]
     assert mrr == pytest.approx(result["dev/mrr"], abs=1e-6)
     assert result["truncated_texts"] == count_truncated(opened) and opened.truncated["query"]
@@ -590,7 +590,7 @@ def test_train_two_processes_other_config_or_missing_data_is_refused(
 @pytest.mark.parametrize(("train", "trained"), [("base", "kernel"), ("tasks", "qkv_task_a")])
 def test_make_optimizer_keeps_other_parameters(train, trained):
     config = config_of(("model", "data"), **{"model.train": train})
-    tx = aligner.make_optimizer(config, 10)
+    tx = aligner_step.make_optimizer(config, 10)
     params = {name: np.ones(3, np.float32) for name in ("kernel", "qkv_task_a")}
     state = tx.init(params)
     for _ in range(2):  # the rate of the first step is 0

@@ -12,7 +12,7 @@ from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.models.io.workdir import export_encoder_adapter, open_encoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.training import aligner, gradient_cache
+from cirag_jax.training import aligner, aligner_step, gradient_cache
 from cirag_jax.training.data.pools import Example, Layout, build_batch
 from tests import tiny, tiny_embedder
 from tests.training.aligners import config_of
@@ -102,7 +102,7 @@ def test_lora_gradient_equals_on_any_mesh(decoder_and_data):
         params, frozen = (sharding.shard_state(part, mesh) for part in encoder.split())
         with jax.set_mesh(mesh):
             loss, _, gradient = gradient_cache.loss_and_gradient(
-                encoder.graphdef, params, aligner.place_batch(batch, mesh), frozen,
+                encoder.graphdef, params, aligner_step.place_batch(batch, mesh), frozen,
                 temperature=0.1, width=encoder.dim,
             )  # fmt: skip
             results.append((loss, sharding.sum_shards(gradient)))

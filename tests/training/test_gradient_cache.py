@@ -14,7 +14,7 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.models.encoder import Encoder, EncoderConfig
 from cirag_jax.models.pooling import embed
-from cirag_jax.training import aligner, gradient_cache
+from cirag_jax.training import aligner_step, gradient_cache
 from cirag_jax.training.contrastive import contrastive_loss
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data.pools import Example, Layout, build_batch
@@ -104,7 +104,7 @@ def _step(batch, **settings):
             kept.append(bytes_of(result[1]))
         return result
 
-    batch = aligner.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1]))
+    batch = aligner_step.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1]))
     loss, _, gradient = gradient_cache.loss_and_gradient(
         *_model(), batch, temperature=0.1, width=16, run=run, **settings
     )
@@ -162,7 +162,7 @@ def test_gradient_cache_rounds_weights_once_per_step(scanned, keep_bytes):
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     length = 24  # This size differs from all dimensions of kernels.
     batch = _batch(bucket_lengths=(length,), chunk_tokens=20 * length)
-    batch = aligner.place_batch(batch, mesh)
+    batch = aligner_step.place_batch(batch, mesh)
     kernels = [(16, 3, 4, 4), (4, 4, 16), (16, 40), (40, 16)]
 
     def step(dtype):
@@ -214,7 +214,9 @@ def test_train_step_one_chunk_is_one_program_and_equals_the_cache(devices, monke
         with jax.set_mesh(mesh):
             tx = optax.sgd(1.0)
             state = make_state(params, tx, 0, mesh)
-            after, metrics = aligner.train_step(graphdef, tx, state, batch, settings, mesh, run)
+            after, metrics = aligner_step.train_step(
+                graphdef, tx, state, batch, settings, mesh, run
+            )
         return tiny.arrays(after.params), metrics
 
     one = _batch(devices, bucket_lengths=(16,), chunk_tokens=40 * 16)
@@ -246,7 +248,8 @@ def test_gradient_cache_second_forward_repeats_dropout():
     batch, key = _batch(), jax.random.key(7)
     expected, expected_gradient = _full_batch(graphdef, params, batch, key)
     loss, _, gradient = gradient_cache.loss_and_gradient(
-        graphdef, params, aligner.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1])),
+        graphdef, params,
+        aligner_step.place_batch(batch, sharding.make_mesh(devices=jax.devices()[:1])),
         temperature=0.1, width=16, dropout_key=key,
     )  # fmt: skip
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
@@ -282,7 +285,7 @@ def test_gradient_cache_sharded_equals_unsharded(shape, negatives):
     with jax.set_mesh(mesh):
         placed = sharding.shard_state(params, mesh)
         assert not all(x.is_fully_replicated for x in jax.tree.leaves(placed)) or fsdp * tensor == 1
-        device_batch = aligner.place_batch(batch, mesh)
+        device_batch = aligner_step.place_batch(batch, mesh)
         assert len(device_batch.chunks[0].tokens_BT.sharding.device_set) == data * fsdp * tensor
         loss, _, gradient = gradient_cache.loss_and_gradient(
             graphdef, placed, device_batch, temperature=0.1, width=16
@@ -307,7 +310,7 @@ def test_gradient_cache_bucket_compiles_once(shape):
     host_batch = _batch(ways=shape[0] * shape[1])
     with jax.set_mesh(mesh):
         for _ in range(3):
-            batch = aligner.place_batch(host_batch, mesh)
+            batch = aligner_step.place_batch(host_batch, mesh)
             gradient_cache.loss_and_gradient(graphdef, params, batch, temperature=0.1, width=16)
     shapes = {chunk.tokens_BT.shape for chunk in host_batch.chunks}
     counts = {

@@ -13,7 +13,7 @@ from cirag_jax.datasets.chains import passage_text, query_text, sentence_texts
 from cirag_jax.errors import UserError
 from cirag_jax.models.io.pretrained import load_encoder
 from cirag_jax.retrieval.encode import encode
-from cirag_jax.training import aligner, retrieved
+from cirag_jax.training import aligner, aligner_batches, retrieved
 from cirag_jax.training.data import pools as pools_lib
 from cirag_jax.training.data import splits
 
@@ -41,7 +41,7 @@ def _config(model_and_data, **changes):
 
 def _training_chains(config, workdir):
     sets = [splits.split_questions(one, config) for one in load.load_datasets(config.data)]
-    return aligner.training_chains(sets, config, workdir)
+    return aligner_batches.training_chains(sets, config, workdir)
 
 
 def test_prefix_pools_have_sentences_of_nearest_passages(model_and_data, tmp_path):

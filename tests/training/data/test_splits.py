@@ -7,7 +7,7 @@ import pytest
 
 from cirag_jax.config_files import load_config
 from cirag_jax.errors import UserError
-from cirag_jax.training import aligner
+from cirag_jax.training import aligner, aligner_batches
 from cirag_jax.training.data import splits
 from tests import tiny
 
@@ -29,9 +29,9 @@ def aligner_chains(count, **changes):
     with config.unlocked():
         config.update_from_flattened_dict(changes)
     aligner.check_config(config)
-    at_least = aligner.questions_per_step(config)
+    at_least = aligner_batches.questions_per_step(config)
     questions = splits.split_questions(dataset_of(count), config, at_least)
-    chains, _, _, _ = aligner.training_chains([questions], config, pathlib.Path())
+    chains, _, _, _ = aligner_batches.training_chains([questions], config, pathlib.Path())
     return len(chains)
 
 
@@ -50,9 +50,9 @@ def test_aligner_needs_66_questions_by_default():
 
 
 def test_aligner_chains_fewer_than_a_step_are_refused(monkeypatch):
-    chains_and_pools = aligner.pools_lib.chains_and_pools
+    chains_and_pools = aligner_batches.pools_lib.chains_and_pools
     monkeypatch.setattr(
-        aligner.pools_lib,
+        aligner_batches.pools_lib,
         "chains_and_pools",
         lambda *arguments: tuple(rows[:10] for rows in chains_and_pools(*arguments)),
     )
