@@ -14,7 +14,8 @@ from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import decoder_params, lora
 from cirag_jax.models.decoder_config import DecoderConfig
-from cirag_jax.models.encoder import EncoderConfig, layer_parameters
+from cirag_jax.models.encoder import layer_parameters
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.pooling import embed
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
 from cirag_jax.training import lora_step

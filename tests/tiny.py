@@ -10,7 +10,8 @@ from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cirag_jax.datasets import jsonl
-from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import pretrained, tensor_files, weights
 from cirag_jax.types import Dataset, Passage, Question, Triple
 

@@ -26,7 +26,7 @@ from cirag_jax.models import cross_encoder as pair_model
 from cirag_jax.models import decoder, decoder_params, lora, precision
 from cirag_jax.models.decoder_config import DecoderConfig, choose_attention
 from cirag_jax.models.embedder import EmbedderConfig
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import (
     encoder_adapter,
     folders,

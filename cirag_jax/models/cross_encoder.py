@@ -23,7 +23,8 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models.activations import TRANSFORMERS_NAMES, Activation, activate
-from cirag_jax.models.encoder import Encoder, EncoderConfig, add_parameters
+from cirag_jax.models.encoder import Encoder, add_parameters
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import folders, pretrained, tokenizer_files, weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.tensor_files import check_tensor, fetch, read_tensors

@@ -58,7 +58,7 @@ class EmbedderConfig:
       pooling: how `pooling.embed` turns hidden states into one vector.
       latent: latent attention before pooling, or None.
       dense: layers that `pooling.embed` applies to the pooled vector.
-      dimensions: see `encoder.EncoderConfig`.
+      dimensions: see `encoder_config.EncoderConfig`.
       lora: adapter of the decoder's linear layers, or None.
     """
 

@@ -17,7 +17,7 @@ import numpy as np
 from cirag_jax.errors import UserError, check_at_least, check_choice
 from cirag_jax.identity import of_packages
 from cirag_jax.io import cache_folder, is_training_workdir, read_object, say, write_json
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io.fingerprint import hash_small_files
 from cirag_jax.models.io.pretrained import TextEncoder, check_dimensions
 from cirag_jax.models.io.tensor_files import check_finite

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from cirag_jax.models import decoder_params, encoder
 from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.models.embedder import EmbedderConfig
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder_config import EncoderConfig
 
 
 class Device(NamedTuple):

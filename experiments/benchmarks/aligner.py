@@ -77,7 +77,8 @@ from cirag_jax.config_files import load_config
 from cirag_jax.datasets import demo, jsonl
 from cirag_jax.errors import UserError
 from cirag_jax.io import standard_streams
-from cirag_jax.models import encoder as encoder_lib
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io.folders import shape_folder
 from cirag_jax.models.io.pretrained import TextEncoder, load_encoder, read_encoder_config
 from cirag_jax.models.pooling import embed
@@ -297,8 +298,8 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     training = load_config(f"{ROOT}/configs/aligner.py:{flags.preset}", flags.overrides)
     aligner.check_config(training)
     config = model_config(training, flags)
-    graphdef = nnx.split(nnx.eval_shape(lambda: encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))[0]
-    params = jax.jit(lambda: nnx.state(encoder_lib.Encoder(config, rngs=nnx.Rngs(0))))()
+    graphdef = nnx.split(nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0))))[0]
+    params = jax.jit(lambda: nnx.state(Encoder(config, rngs=nnx.Rngs(0))))()
     layout = aligner_batches.make_layout(training, sharding.make_mesh(devices=jax.devices()[:1]))
     rng = np.random.default_rng(0)
     batch = aligner_batches.longest_batch(
@@ -322,7 +323,7 @@ def measure_flops(flags: argparse.Namespace) -> dict[str, Any]:
     return _utilization(training, config, batch, seconds)
 
 
-def model_config(training: Config, flags: argparse.Namespace) -> encoder_lib.EncoderConfig:
+def model_config(training: Config, flags: argparse.Namespace) -> EncoderConfig:
     """Returns the hyper-parameters of the config's model, with the sizes of the flags."""
     model = training.model
     config = read_encoder_config(
@@ -332,7 +333,7 @@ def model_config(training: Config, flags: argparse.Namespace) -> encoder_lib.Enc
         remat=model.remat,
         unroll=aligner.layers_per_iteration(training),
     ).config
-    if not isinstance(config, encoder_lib.EncoderConfig):
+    if not isinstance(config, EncoderConfig):
         raise UserError(f"config.model.spec={model.spec} is a decoder; see lora_step.py")
     sizes = {"num_layers": flags.layers, "d_model": flags.d_model, "num_heads": flags.heads}
     sizes |= {"d_ff": 4 * flags.d_model if flags.d_model else None, "attention": flags.attention}
@@ -340,7 +341,7 @@ def model_config(training: Config, flags: argparse.Namespace) -> encoder_lib.Enc
 
 
 def torch_flops(
-    config: encoder_lib.EncoderConfig, shapes: Sequence[tuple[int, int]], flags: argparse.Namespace
+    config: EncoderConfig, shapes: Sequence[tuple[int, int]], flags: argparse.Namespace
 ) -> dict[str, float]:
     """Returns the seconds of ``transformers``' BERT, forward and with an AdamW step.
 
@@ -406,7 +407,7 @@ def _per_call(call: Callable[[], Any], repeats: int) -> float:
 
 def _utilization(
     training: Config,
-    config: encoder_lib.EncoderConfig,
+    config: EncoderConfig,
     batch: pools.Batch,
     seconds: dict[str, float],
 ) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from flax import nnx
 from cirag_jax import sharding
 from cirag_jax.models import decoder_params, lora
 from cirag_jax.models.attention import Implementation
-from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io.pretrained_decoder import TextDecoder, load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.models.precision import Dtype

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, processors
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
 from cirag_jax.models import cross_encoder
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io.export import export_cross_encoder
 from cirag_jax.models.io.tokenizer_files import read_tokenizer
 from cirag_jax.models.io.workdir import open_cross_encoder

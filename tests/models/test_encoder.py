@@ -15,9 +15,9 @@ import transformers
 from flax import nnx
 
 from cirag_jax.errors import UserError
-from cirag_jax.models import encoder as encoder_lib
 from cirag_jax.models import layers
-from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.encoder_config import EncoderConfig, choose_attention
 from cirag_jax.models.io import tensor_files, weights
 from cirag_jax.models.io.pretrained import load_encoder, read_config
 from cirag_jax.models.pooling import embed, pool_tokens, unit_length
@@ -377,7 +377,7 @@ def test_encoder_batch_longer_than_positions_raises():
 
 
 def test_choose_attention_depends_on_platform_and_options():
-    choose = encoder_lib.choose_attention
+    choose = choose_attention
     assert choose("float32", 32, platform="cpu") == "transposed"
     assert choose("bfloat16", 64, platform="gpu") == "cudnn"
     assert choose("float32", 64, platform="gpu") == "xla"

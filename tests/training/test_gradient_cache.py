@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.pooling import embed
 from cirag_jax.training import aligner_step, gradient_cache
 from cirag_jax.training.contrastive import contrastive_loss

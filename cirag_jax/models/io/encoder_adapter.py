@@ -20,7 +20,7 @@ import numpy as np
 from cirag_jax.datasets.records import convert
 from cirag_jax.errors import UserError
 from cirag_jax.io import local_path, read_object
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import peft_format, weights
 from cirag_jax.models.io.tensor_files import check_finite, check_tensor, open_tensors
 from cirag_jax.models.pooling import Pooling

@@ -8,7 +8,8 @@ from typing import Any
 from cirag_jax.errors import UserError
 from cirag_jax.io import read_object
 from cirag_jax.models.activations import TRANSFORMERS_NAMES, Activation
-from cirag_jax.models.encoder import RELATIVE_BUCKETS, EncoderConfig
+from cirag_jax.models.encoder import RELATIVE_BUCKETS
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import weights
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.rope_fields import (

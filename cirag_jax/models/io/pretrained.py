@@ -17,7 +17,7 @@ from flax import nnx
 from cirag_jax.errors import UserError, check_choice
 from cirag_jax.io import read_object
 from cirag_jax.models.embedder import EmbedderConfig
-from cirag_jax.models.encoder import EncoderConfig, choose_attention
+from cirag_jax.models.encoder_config import EncoderConfig, choose_attention
 from cirag_jax.models.io import (
     encoder_adapter,
     encoder_config,

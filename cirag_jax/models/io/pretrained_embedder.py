@@ -17,7 +17,8 @@ from cirag_jax.errors import UserError
 from cirag_jax.models import lora
 from cirag_jax.models.decoder_config import choose_attention
 from cirag_jax.models.embedder import Embedder, EmbedderConfig, LatentConfig, latent_parameters
-from cirag_jax.models.encoder import Encoder, EncoderConfig
+from cirag_jax.models.encoder import Encoder
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import decoder_weights, peft_format, pretrained_decoder
 from cirag_jax.models.io.folders import ConfigFields
 from cirag_jax.models.io.modules import Modules, dense_places, read_dense, read_modules

@@ -11,7 +11,7 @@ from tokenizers import processors
 from cirag_jax.errors import UserError, parsing
 from cirag_jax.io import read_object
 from cirag_jax.models.embedder import EmbedderConfig
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import pretrained_embedder
 from cirag_jax.models.io.folders import IMAGE_TOKEN, ConfigFields, check_token_ids
 

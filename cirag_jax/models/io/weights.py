@@ -18,10 +18,10 @@ from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import (
     RELATIVE_BUCKETS,
     Encoder,
-    EncoderConfig,
     embedding_parameters,
     layer_parameters,
 )
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io.modules import dense_places, dense_shapes, read_dense
 from cirag_jax.models.io.tensor_files import TensorFiles, fetch, match_tensors, read_tensors
 

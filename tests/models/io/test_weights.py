@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from cirag_jax.errors import UserError
-from cirag_jax.models.encoder import EncoderConfig
+from cirag_jax.models.encoder_config import EncoderConfig
 from cirag_jax.models.io import tensor_files, weights
 from tests.tiny import random_encoder
 
