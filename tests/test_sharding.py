@@ -20,7 +20,7 @@ from cirag_jax.models.pooling import embed
 from cirag_jax.sharding import logical_to_spec, make_mesh, shard_state, state_sharding
 from cirag_jax.training import lora_step
 from cirag_jax.training.rehearsal import collectives
-from cirag_jax.training.state import make_state
+from cirag_jax.training.state import make_state, place_rows
 from tests import tiny_decoder
 from tests.tiny import random_encoder
 
@@ -160,7 +160,7 @@ def adapter_collectives(*sizes):
     with jax.set_mesh(mesh):
         params = decoder_params.to_params(shard_state(tiny_decoder.random_state(config), mesh))
         state = make_state(lora.init_adapter(config, lora_config), optax.sgd(0.1), 0, mesh)
-        batch = lora_step.place_batch(lora_step.Batch(tokens_BT, tokens_BT, tokens_BT == 0), mesh)
+        batch = place_rows(lora_step.Batch(tokens_BT, tokens_BT, tokens_BT == 0), mesh)
         step = lora_step.TrainStep(config, lora_config, optax.sgd(0.1), state, mesh, chunk=96)
         lowered = step._gradient.lower(state.params, params, batch, state.key, 0, 0)
         return collectives(lowered.compile().as_text() or ""), params

@@ -98,13 +98,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     if config.kl:
         reference = Reference(config, model, lora_config, params, first, tokenizer, mesh)
 
-    def place(batch: Any) -> Any:
-        return state_lib.place_rows(batch, mesh)
-
     def update(state: state_lib.TrainState, samples: Sequence[Sample]) -> Any:
         weights = policy.token_weights(samples, config.normalize, config.length)
         batches = policy.policy_batches(samples, weights, layout, tokenizer.pad_id)
-        placed: list[Any] = [place(batch) for batch in batches]
+        placed: list[Any] = [state_lib.place_rows(batch, mesh) for batch in batches]
         if reference is not None:
             placed = [reference.add_to(batch) for batch in placed]
         for _ in range(config.num_updates):

@@ -57,12 +57,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     # ---- Mesh and base --------------------------------------------------------------------------
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     spec = config.model.spec or DEFAULT_DECODER
-    precisions: dict[str, Any] = {"dtype": config.model.dtype}
-    if config.full_parameters:
-        precisions["param_dtype"] = "float32"
     base = load_decoder(
         spec,
-        **precisions,
+        dtype=config.model.dtype,
+        param_dtype="float32" if config.full_parameters else None,
         mesh=mesh,
         remat=config.model.remat,
         quantization=config.model.quantization,
@@ -117,7 +115,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     train_step = lora_step.TrainStep(model_config, lora_config, tx, state, mesh, chunk=config.chunk)
 
     def train_on(state: state_lib.TrainState, pieces: Sequence[MicroBatch]) -> Any:
-        placed = [lora_step.place_batch(piece.batch, mesh) for piece in pieces]
+        placed = [state_lib.place_rows(piece.batch, mesh) for piece in pieces]
         return train_step(state, params, placed)
 
     def batch_of(step: int) -> Sequence[MicroBatch]:
@@ -369,9 +367,7 @@ def make_evaluate(
         total_P2 = np.zeros((len(parts), 2))
         for rows in plan.steps:
             for piece in packing.micro_batches(examples, rows, layout, tokenizer.pad_id):
-                arrays: Any = (piece.batch, piece.part_BT)
-                placed: Any = lora_step.place_batch(arrays, mesh)
-                batch, part_BT = placed
+                batch, part_BT = state_lib.place_rows((piece.batch, piece.part_BT), mesh)
                 total_P2 += np.asarray(losses(params, trained, batch, part_BT), np.float64)
         loss, count = total_P2.sum(axis=0)
         losses_of_parts = [float(loss / count) for loss, count in total_P2]

@@ -22,7 +22,7 @@ from cirag_jax.models.decoder_layer import DEFAULT_LORA, LoraOptions
 from cirag_jax.models.decoder_params import Params
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import cross_entropy
-from cirag_jax.training.state import TrainState, apply_gradient, place_rows
+from cirag_jax.training.state import TrainState, apply_gradient
 
 Metrics = dict[str, jax.Array]
 
@@ -99,11 +99,6 @@ def loss(
     )
 
 
-def place_batch(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-    """Places a host batch (equal on all processes) on the mesh; rows are sharded."""
-    return place_rows(batch, mesh)
-
-
 class TrainStep:
     """The compiled training step, for states with the shapes and shardings of ``state``.
 
@@ -148,7 +143,7 @@ class TrainStep:
         """Runs one optimizer step on all micro-batches; donates ``state``.
 
         ``params`` are the frozen base weights, ``{}`` if all are trained. ``batches`` are
-        micro-batches of any shapes, placed on the mesh with `place_batch`. Without supervised
+        micro-batches of any shapes, placed on the mesh with `place_rows`. Without supervised
         tokens the gradient is zero. ``run`` calls the compiled functions, see `rehearsal`.
 
         Returns:

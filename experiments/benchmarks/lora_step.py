@@ -94,7 +94,7 @@ from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step, mfu
 from cirag_jax.training.data import packing
 from cirag_jax.training.data.examples import trajectory_examples
-from cirag_jax.training.state import make_state
+from cirag_jax.training.state import make_state, place_rows
 from configs import integrator
 from experiments.benchmarks.measure import alternately, row
 from experiments.benchmarks.shapes import SHAPES, bf16_decoder, random_params
@@ -178,7 +178,7 @@ class Ours:
         self.step = lora_step.TrainStep(
             config, self.lora, tx, self.state, self.mesh, chunk=flags.chunk
         )
-        self.batches = [lora_step.place_batch(batch, self.mesh) for batch in data.batches]
+        self.batches = [place_rows(batch, self.mesh) for batch in data.batches]
 
     def __call__(self) -> float:
         """Runs one step, and returns its loss."""

@@ -214,7 +214,7 @@ def decoder_step(
     step = lora_step.TrainStep(base.config, LORA, tx, before, mesh, chunk=64)
     params = decoder_params.to_params(sharding.shard_state(base.state, mesh))
     with jax.set_mesh(mesh):
-        placed = [lora_step.place_batch(batch, mesh) for batch in batches]
+        placed = [state.place_rows(batch, mesh) for batch in batches]
         after, metrics = step(before, params, placed)
     return Step(float(metrics["loss"]), _flatten(adapter) - _flatten(after.params))
 
@@ -258,7 +258,7 @@ def training_digest(sizes: Sizes, attention: Implementation, steps: int = 20) ->
         step = lora_step.TrainStep(base.config, options, tx, trained, mesh, chunk=64)
         params = decoder_params.to_params(sharding.shard_state(base.state, mesh))
         batches, _ = decoder_batches("padded", sizes)
-        placed = [lora_step.place_batch(batch, mesh) for batch in batches]
+        placed = [state.place_rows(batch, mesh) for batch in batches]
         for _ in range(steps):
             trained, metrics = step(trained, params, placed)
             add(metrics)

@@ -13,7 +13,7 @@ from cirag_jax import sharding
 from cirag_jax.models import decoder, decoder_params
 from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.training import lora_step
-from cirag_jax.training.state import make_state
+from cirag_jax.training.state import make_state, place_rows
 from tests import tiny_decoder
 from tests.training.test_lora_step import ATOL, assert_close, batch, optimizer
 
@@ -42,7 +42,7 @@ def run(folder, *batches, sizes=(1, 1, 1), dtype="float32", steps=1):
     step = lora_step.TrainStep(base.config, None, tx, state, mesh, chunk=16)
     with jax.set_mesh(mesh):
         for _ in range(steps):
-            placed = [lora_step.place_batch(b, mesh) for b in batches]
+            placed = [place_rows(b, mesh) for b in batches]
             state, metrics = step(state, {}, placed)
     return state, {name: float(value) for name, value in metrics.items()}, step
 

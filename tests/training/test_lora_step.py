@@ -19,7 +19,7 @@ from cirag_jax.models.io.pretrained_decoder import load_decoder
 from cirag_jax.models.lora import LoraConfig
 from cirag_jax.training import lora_step
 from cirag_jax.training.lora_step import Batch
-from cirag_jax.training.state import make_state
+from cirag_jax.training.state import make_state, place_rows
 from tests import tiny, tiny_adapter, tiny_decoder
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -63,7 +63,7 @@ class Run:
         self.step = lora_step.TrainStep(self.config, config, tx, self.state, self.mesh, chunk=16)
 
     def __call__(self, *batches):
-        placed = [lora_step.place_batch(b, self.mesh) for b in batches]
+        placed = [place_rows(b, self.mesh) for b in batches]
         with jax.set_mesh(self.mesh):
             self.state, metrics = self.step(self.state, self.params, placed)
         return {name: float(value) for name, value in metrics.items()}
@@ -228,7 +228,7 @@ def test_train_step_nf4_equals_step_on_dequantized_base(tmp_path, sizes, fields)
 def test_dropout_depends_on_step_and_micro_batch(tmp_path):
     config = LoraConfig(rank=4, alpha=6.0, dropout=0.5)
     run = Run(tmp_path / "base", config)
-    b = lora_step.place_batch(batch(), run.mesh)
+    b = place_rows(batch(), run.mesh)
     state = run.state
     options = lora.lora_options(config, train=False)
 
@@ -256,7 +256,7 @@ def test_train_step_rounding_adapter_once_changes_nothing(monkeypatch):
     mesh, tx = sharding.make_mesh(devices=jax.devices()[:1]), optax.sgd(0.1)
     params = tiny_decoder.random_params(config)
     adapter = jax.tree.map(lambda x: x + 0.1, lora.init_adapter(config, LORA))
-    placed = [lora_step.place_batch(batch(seed=seed), mesh) for seed in range(2)]
+    placed = [place_rows(batch(seed=seed), mesh) for seed in range(2)]
 
     def trained():
         """Returns the adapter after a step, the metrics, and the dtypes in the step."""
