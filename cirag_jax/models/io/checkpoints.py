@@ -326,8 +326,6 @@ def _flatten(tree: PyTree, *, abstract: bool = False) -> dict[str, Any]:
     flat = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = _name(path)
-        if name in flat:
-            raise ValueError(f"two leaves of the state have the path {name}")
         if abstract:
             flat[name] = _abstract_leaf(leaf)
         elif _is_key(leaf):
@@ -358,8 +356,6 @@ def _abstract_leaf(leaf: Any) -> Any:
     if not _is_key(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    if not sharding.is_fully_replicated:
-        raise ValueError("a sharded RNG key cannot be restored; replicate it")
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
 
 

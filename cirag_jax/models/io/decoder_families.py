@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 
-from cirag_jax.errors import UserError
 from cirag_jax.models import decoder_params
 from cirag_jax.models.decoder_config import DecoderConfig
 from cirag_jax.sharding import ShapesAndAxes
@@ -167,21 +166,15 @@ def parameter_tensors(
 
     ``more`` are parameters outside the layers, next to those of `decoder_params.outer_parameters`.
     """
-    families = {**FAMILIES, **EMBEDDERS}
-    if model_type not in families:
-        raise UserError(
-            f"model_type {model_type!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
-        )
-    entries = {("{layer}" in e.source, e.target): e for e in families[model_type]}
+    family = {**FAMILIES, **EMBEDDERS}[model_type]
+    entries = {("{layer}" in entry.source, entry.target): entry for entry in family}
     result = []
     for in_layers, parameters in (
         (False, {**decoder_params.outer_parameters(config), **(more or {})}),
         (True, decoder_params.layer_parameters(config)),
     ):
         for target, (shape, _) in parameters.items():
-            entry = entries.get((in_layers, target))
-            if entry is None:
-                raise UserError(f"model_type {model_type!r} has no tensor for {target!r}")
+            entry = entries[in_layers, target]
             layers = decoder_params.layers_with(config, target) if in_layers else ()
             count = config.num_experts if "{expert}" in entry.source else 0
             names = tuple(

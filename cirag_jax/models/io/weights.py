@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 
 from cirag_jax import sharding
-from cirag_jax.errors import UserError
 from cirag_jax.models.encoder import (
     RELATIVE_BUCKETS,
     Encoder,
@@ -259,15 +258,6 @@ class _Place:
     transpose: bool
 
 
-def _layouts(family: str) -> range:
-    """Returns the indices of a family's layouts."""
-    if family not in FAMILIES:
-        raise UserError(
-            f"model_type {family!r} is not supported; choose from {', '.join(sorted(FAMILIES))}"
-        )
-    return range(len(FAMILIES[family]))
-
-
 def _places(config: EncoderConfig, family: str, layout: int = 0) -> dict[str, _Place]:
     """Returns checkpoint name -> destination for every tensor of ``config``."""
     sizes = {
@@ -347,7 +337,7 @@ def load_state(
     ``ignored`` are patterns of tensor names to skip.
     """
     dense = read_dense(Path(folder), config.dense)
-    layouts = [_places(config, family, layout) for layout in _layouts(family)]
+    layouts = [_places(config, family, layout) for layout in range(len(FAMILIES[family]))]
     with TensorFiles(folder) as files:
         present = {strip_prefix(name) for name, _ in files.shapes}
         places = max(layouts, key=lambda places: len(present & places.keys()))

@@ -157,8 +157,3 @@ def test_save_tensors_failure_leaves_no_file(tmp_path, monkeypatch, tensors):
     with pytest.raises(UserError, match=r"model\.safetensors cannot be written: disk full"):
         tensor_files.save_tensors(tensors, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
-
-
-def test_load_state_unknown_family_raises(tmp_path):
-    with pytest.raises(UserError, match="'t5' is not supported"):
-        weights.load_state(tmp_path, CONFIG, "t5")
