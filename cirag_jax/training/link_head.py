@@ -28,8 +28,6 @@ from scipy.special import expit
 
 from cirag_jax.datasets.chains import UnitKind, units_of
 from cirag_jax.errors import UserError, check_at_least, check_choice
-from cirag_jax.evaluation.evidence import passage_substitutes
-from cirag_jax.evaluation.recall import recall_at
 from cirag_jax.io import bar
 from cirag_jax.models import link_head as link_head_model
 from cirag_jax.models.io.fingerprint import model_identity
@@ -45,7 +43,6 @@ from cirag_jax.training.data.splits import Questions
 from cirag_jax.training.preemption import PreemptionGuard
 from cirag_jax.types import Config, Dataset, Question
 
-_KS = (2, 5)
 _INVERSE_TEMPERATURE = 20.0  # 1 / 0.05, the temperature of the aligner's loss.
 _DISABLED = 1e9  # A scale that makes a standardized feature negligible.
 # 1 where group G contains feature F.
@@ -474,7 +471,7 @@ def _dev_recall(
 
     Searches with questions of an odd index use the second score, all others the first.
     """
-    recalls: dict[int, list[float]] = {k: [] for k in _KS}
+    recalls: list[list[float]] = []
     rankings = list[Ranking]()
     progress = _stoppable(lambda count: None, check_stop)
     for task, half in itertools.product(tasks, (0, 1)):
@@ -483,8 +480,6 @@ def _dev_recall(
         searches = task.index.explore(texts, scores[half], progress=progress)
         rankings += _rankings(searches, _gold_rows(task, questions))
         for question, search in zip(questions, searches, strict=True):
-            ids, substitutes = [task.ids[row] for row in search.rows], passage_substitutes(question)
-            for k in _KS:
-                recalls[k].append(recall_at(ids, question.supporting or (), k, substitutes))
-    metrics = {f"dev/{name}_recall@{k}": float(np.mean(v)) for k, v in recalls.items() if v}
-    return metrics, rankings
+            recalls.append(link_policy.recalls(search.rows, question, task.ids))
+    by_k = zip(link_policy.KS, zip(*recalls, strict=True), strict=False)  # Empty without questions.
+    return {f"dev/{name}_recall@{k}": float(np.mean(values)) for k, values in by_k}, rankings

@@ -66,11 +66,10 @@ def sample(
     return [result.rows for result in results], choices
 
 
-def reward(rows: Sequence[int], question: Question, ids: Sequence[str]) -> float:
-    """Returns the mean of recall@2 and recall@5 of a ranking; ``ids`` has the id of each row."""
+def recalls(rows: Sequence[int], question: Question, ids: Sequence[str]) -> list[float]:
+    """Returns the recall of a ranking at each of `KS`; ``ids`` has the id of each row."""
     found, substitutes = [ids[row] for row in rows], passage_substitutes(question)
-    gold = question.supporting or ()
-    return float(np.mean([recall_at(found, gold, k, substitutes) for k in KS]))
+    return [recall_at(found, question.supporting or (), k, substitutes) for k in KS]
 
 
 def reinforce(
@@ -101,12 +100,12 @@ def reinforce(
             index, ids, questions = tasks[update % len(tasks)]
             count = min(config.per_update, len(questions))
             drawn = [questions[i] for i in rng.choice(len(questions), count, replace=False)]
-            texts = [q.question for q in drawn for _ in range(config.searches)]
+            repeated = [question for question in drawn for _ in range(config.searches)]
             current = dataclasses.replace(head, module=module)
-            rankings, choices = sample(index, current, texts, rng)
-            reward_QG = np.array(
-                [reward(rows, drawn[i // config.searches], ids) for i, rows in enumerate(rankings)]
-            ).reshape(count, config.searches)
+            rankings, choices = sample(index, current, [q.question for q in repeated], rng)
+            pairs = zip(rankings, repeated, strict=True)
+            reward_S = np.array([np.mean(recalls(rows, q, ids)) for rows, q in pairs])
+            reward_QG = reward_S.reshape(count, config.searches)
             rewards.append(float(reward_QG.mean()))
             groups = [policy.advantages(row_G.tolist(), scale=False) for row_G in reward_QG]
             advantage_S = np.concatenate(

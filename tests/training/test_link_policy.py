@@ -75,9 +75,9 @@ def test_samples_follow_the_softmax_of_the_scores():
 
 def test_reward_is_recall_of_the_first_ranks():
     question = Question("q", "?", ("a",), supporting=("p1", "p2"))
-    assert link_policy.reward([1, 2, 0], question, IDS) == 1.0
-    assert link_policy.reward([1, 0, 3, 4, 2], question, IDS) == 0.75  # 1/2 at 2, 1 at 5
-    assert link_policy.reward([0, 3], question, IDS) == 0.0
+    assert link_policy.recalls([1, 2, 0], question, IDS) == [1.0, 1.0]
+    assert link_policy.recalls([1, 0, 3, 4, 2], question, IDS) == [0.5, 1.0]
+    assert link_policy.recalls([0, 3], question, IDS) == [0.0, 0.0]
 
 
 def test_updates_need_dev_questions_that_are_not_trained_on():
