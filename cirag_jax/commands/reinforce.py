@@ -146,7 +146,8 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             groups, metrics = sampler.sample(step, questions)
             metrics["rollout_seconds"] = time.monotonic() - started
             if not groups:
-                return skip(state), {**metrics, **_NO_UPDATE, "skipped_steps": state.skipped_steps}
+                metrics |= {**_NO_UPDATE, "skipped_steps": state.skipped_steps}
+                return state._replace(step=state.step + 1), metrics
             started = time.monotonic()
             state, updated = update(state, [sample for group in groups for sample in group])
             updated = {name: float(value) for name, value in updated.items() if name != "tokens"}
@@ -185,11 +186,6 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 _NO_UPDATE = dict.fromkeys(
     ("loss", "kl", "clipped", "ratio_change", "gradient_norm", "update_norm", "update_seconds"), 0.0
 )
-
-
-def skip(state: state_lib.TrainState) -> state_lib.TrainState:
-    """Returns the state after a step without an update."""
-    return state._replace(step=state.step + 1)
 
 
 # ---------------------------------------------------------------------------------------- settings

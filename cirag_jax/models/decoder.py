@@ -356,7 +356,9 @@ def forward_cached(
                 config.scoring, q_BTNH, keys[i], values[i], tables_BN, slots_BT, window, branches
             )
         elif fused and is_start and not config.windowed:
-            mixed_BTNH = _attend_new(config, q_BTNH, *new)
+            mixed_BTNH = jax.nn.dot_product_attention(
+                q_BTNH, *new, scale=config.score_scale, is_causal=True, implementation="cudnn"
+            )
         else:
             cached = keys[i], values[i]
             if tables_BN is not None:
@@ -370,13 +372,6 @@ def forward_cached(
     hidden_BTD = rms_norm(x_BTD, params["final_norm"], config.norm_eps, config.norm_offset)
     assert q_BTNH is not None and mask_BTS is not None
     return hidden_BTD, {"k": tuple(keys), "v": tuple(values)}, (q_BTNH, mask_BTS)
-
-
-def _attend_new(config, q_BTNH, k_BTKH, v_BTKH):
-    """Causal attention among new tokens at the start of a text, with cuDNN."""
-    return jax.nn.dot_product_attention(
-        q_BTNH, k_BTKH, v_BTKH, scale=config.score_scale, is_causal=True, implementation="cudnn"
-    )
 
 
 def _attend_cached(config, q_BTNH, k_BKHS, v_BKSH, slots_BT, mask_BTS):

@@ -20,15 +20,6 @@ def out_of_time(start: float, minutes: float) -> bool:
 class PreemptionGuard:
     """A context manager that decides, after every step, whether to save and stop.
 
-    ::
-
-        with PreemptionGuard(time.monotonic(), minutes) as guard:
-            for step in range(first, total):
-                ...
-                if guard.should_stop(step + 1):
-                    save(step + 1)
-                    break
-
     In a single process, SIGTERM and SIGINT request a stop instead of ending the process. A second
     SIGINT interrupts immediately. The previous handlers are restored on exit. Outside the main
     thread no handlers are installed; a stop is then requested by setting ``signal_name``.
