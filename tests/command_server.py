@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import pathlib
-import runpy
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from experiments.paths import processes
 from tests import hooks
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -82,7 +82,7 @@ class CommandServer:
         with tempfile.TemporaryDirectory() as folder:
             plans = [
                 {
-                    "argv": [f"launch/{script}", *map(str, arguments)],
+                    "words": [f"launch/{script}", *map(str, arguments)],
                     "paths": [f"{folder}/{index}.out", f"{folder}/{index}.err"],
                     "hooked": list(hooks[index]),
                 }
@@ -97,27 +97,19 @@ class CommandServer:
             ]
 
 
-def _fork(argv: list[str], paths: list[str], hooked: list[list]) -> int:
+def _fork(words: list[str], paths: list[str], hooked: list[list]) -> int:
     """Forks the server process to run a command."""
     child = os.fork()
     if child:
         return child
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for stream, path in enumerate(paths, 1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
     code = 1
     try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for name, *arguments in hooked:
             getattr(hooks, name)(*arguments)
-        sys.argv = argv
-        runpy.run_path(argv[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
+        code = processes.run_command(words, str(_ROOT), *paths)
+    except BaseException:  # of a hook
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 

@@ -41,7 +41,7 @@ def start(
 
 def _run(words: list[str], cwd: str, output: str, errors: str) -> None:
     _begin()
-    _run_command(words, cwd, output, errors)
+    _execute(words, cwd, output, errors)
 
 
 def _begin() -> None:
@@ -50,7 +50,22 @@ def _begin() -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
-def _run_command(words: list[str], cwd: str, output: str, errors: str) -> None:
+def run_command(words: list[str], cwd: str, output: str, errors: str) -> int:
+    """Runs ``python WORDS`` in this process, see `start`; returns its exit code."""
+    code = 0
+    try:
+        _execute(words, cwd, output, errors)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # as the interpreter does
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _execute(words: list[str], cwd: str, output: str, errors: str) -> None:
     for path, number, mode in ((output, 1, os.O_TRUNC), (errors, 2, os.O_APPEND)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o666)
         os.dup2(descriptor, number)
@@ -146,15 +161,6 @@ def _serve(connection: Any) -> None:
             arguments = connection.recv()
         except EOFError:
             return
-        code = 0
-        try:
-            _run_command(*arguments)
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # as the interpreter does
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
+        code = run_command(*arguments)
         gc.collect()  # Frees models and indexes, which are in reference cycles.
         connection.send(code)
