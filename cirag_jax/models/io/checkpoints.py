@@ -46,7 +46,6 @@ class Restored:
     step: int
     state: PyTree
     data_state: Any
-    meta: dict[str, Any]
     metrics: dict[str, float] | None
 
 
@@ -201,7 +200,6 @@ class Checkpoints(Closing):
                 partial_restore=subset,
             ),
             data=_DataStateRestore(),
-            meta=ocp.args.JsonRestore(),
         )
         with self._reading(step):
             restored = self._manager.restore(step, args=items)
@@ -209,7 +207,6 @@ class Checkpoints(Closing):
             step,
             _unflatten(abstract_state, restored["state"]),
             restored["data"],
-            dict(restored["meta"]),
             self._manager.metrics(step),
         )
 

@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -201,13 +201,8 @@ def weights_revision(folder: Path) -> str:
     """Returns the commit of a hub snapshot, or else the SHA-256 of the weights."""
     if revision := hub_revision(folder):
         return revision
-    return hash_files(weight_files(folder))
-
-
-def hash_files(files: Iterable[Path]) -> str:
-    """Returns the SHA-256 of the joined contents of files."""
     digest = hashlib.sha256()
-    for file in files:
+    for file in weight_files(folder):
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)

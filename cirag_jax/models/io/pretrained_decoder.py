@@ -1,7 +1,6 @@
 """Loads decoders from a folder, an installed package, a GGUF file or the hub, and saves them."""
 
 import dataclasses
-import functools
 import logging
 import math
 import os
@@ -112,24 +111,13 @@ class TextDecoder:
       config: hyper-parameters, including compute dtype and attention.
       state: state of `decoder_params.Decoder`; see `decoder_params.to_params`.
       folder: folder of the checkpoint and the tokenizer, or a ``.gguf`` file with both.
-      source: the spec that the decoder was loaded from.
-      model_type: family in `decoder_families.FAMILIES`.
       hf_config: the parsed ``config.json``, or its equivalent for a GGUF file.
     """
 
     config: DecoderConfig
     state: nnx.State
     folder: Path
-    source: str
-    model_type: str
     hf_config: dict[str, Any]
-
-    @functools.cached_property
-    def revision(self) -> str:
-        """Hub commit or SHA-256 of the weights, for manifests; reads all weights once."""
-        if self.folder.is_dir():
-            return folders.weights_revision(self.folder)
-        return folders.hash_files(gguf_parts(self.folder))
 
 
 def _ropes(
@@ -496,7 +484,7 @@ def load_decoder(
     else:
         state = decoder_weights.load_from_source(source, folder, config, model_type, mesh)
     log.info("decoder %s: %s, %d layers of %d", spec, model_type, config.num_layers, config.d_model)
-    return TextDecoder(config, state, folder, spec, model_type, raw)
+    return TextDecoder(config, state, folder, raw)
 
 
 def check_tokenizer(tokenizer: Any, vocab_size: int, source: str | os.PathLike) -> None:

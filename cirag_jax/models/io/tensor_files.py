@@ -160,13 +160,11 @@ class TensorFiles(contextlib.ExitStack):
     """A context manager that opens a checkpoint folder, to read tensors or slices of tensors.
 
     Attributes:
-      folder: the checkpoint.
       shapes: (name, shape) of every tensor, in the order of the files; names may repeat.
     """
 
     def __init__(self, folder: str | os.PathLike):
         super().__init__()
-        self.folder = Path(folder)
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
         self._files: dict[str, tuple[Path, Any]] = {}
         for file in weight_files(folder):

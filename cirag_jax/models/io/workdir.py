@@ -200,7 +200,7 @@ def open_trained_decoder(spec: str) -> tuple[TextDecoder, dict[str, Any]]:
         folder = resolve_decoder(meta["model"])
         config, raw = read_decoder_config(folder)
         state = _restore(checkpoints, step, decoder_params.abstract_params(config))
-    decoder = TextDecoder(config, state, folder, spec, raw["model_type"], raw)
+    decoder = TextDecoder(config, state, folder, raw)
     return decoder, {**meta, "step": step}
 
 
