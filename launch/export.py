@@ -69,7 +69,7 @@ def _cross_encoder(config, folder):
     from cirag_jax.models.io.workdir import open_cross_encoder
 
     model, meta = open_cross_encoder(config.checkpoint)
-    export_cross_encoder(model, None, folder)
+    export_cross_encoder(model, folder)
     return {"step": meta.get("step"), "max_length": model.max_length}
 
 
@@ -85,7 +85,7 @@ def _aligner(config, folder):
         kept = export_encoder_adapter(encoder, meta, folder, config.rank)
         details = {"model": meta["model"], "rank": config.rank, "kept": round(kept, 4)}
     else:
-        export_sentence_transformers(encoder, encoder.state, folder, meta.get("units"))
+        export_sentence_transformers(encoder, folder, meta.get("units"))
         details = {"dimension": encoder.dim, "pooling": encoder.pooling}
     (folder / FILE).unlink(missing_ok=True)  # left by an earlier export
     if head:

@@ -31,7 +31,7 @@ def main(config, workdir):
     retrieval = evaluate_retrieval.evaluate(config.evaluate, workdir, show=False)
     write_json(workdir / "retrieval.json", cli.jsonable(retrieval))
     encoder, meta = open_encoder(str(checkpoint))
-    export_sentence_transformers(encoder, encoder.state, workdir / "model", meta["units"])
+    export_sentence_transformers(encoder, workdir / "model", meta["units"])
 
     folders = {"CIRAG": workdir / "cirag", "one-shot": workdir / "one_shot"}
     for method, folder in zip((config.cirag, config.one_shot), folders.values(), strict=True):

@@ -1,5 +1,6 @@
 """Cross-encoders compared with sentence-transformers, for both kinds of head, and exported."""
 
+import dataclasses
 import itertools
 import json
 
@@ -138,12 +139,12 @@ def test_export_cross_encoder_scores_equal_in_both_libraries(tmp_path, kind):
 
     model = cross_encoder.load_cross_encoder(str(_folder(tmp_path / "a", kind)), max_length=20)
     state = jax.tree.map(lambda x: x * 1.25, model.state)
-    folder = export_cross_encoder(model, state, tmp_path / "b")
+    folder = export_cross_encoder(dataclasses.replace(model, state=state), tmp_path / "b")
     expected = score_pairs(model, state, _PAIRS)
     np.testing.assert_allclose(_our_logits(folder, _PAIRS), expected, atol=1e-5)
     theirs = CrossEncoder(str(folder), device="cpu").predict(_PAIRS, show_progress_bar=False)
     np.testing.assert_allclose(theirs, 1 / (1 + np.exp(-expected)), atol=1e-5)
-    assert export_cross_encoder(model, None, folder) == folder  # replaces the earlier export
+    assert export_cross_encoder(model, folder) == folder  # replaces the earlier export
     np.testing.assert_allclose(
         _our_logits(folder, _PAIRS), score_pairs(model, None, _PAIRS), atol=1e-5
     )
@@ -176,7 +177,7 @@ def test_cross_encoder_score_is_log_odds_of_label(tmp_path, kind):
         model = cross_encoder.load_cross_encoder(str(folder), label=label)
         odds = score_pairs(model, None, _PAIRS)
         np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected_BL[:, 1], atol=1e-4)
-    exported = export_cross_encoder(model, None, tmp_path / "b")
+    exported = export_cross_encoder(model, tmp_path / "b")
     np.testing.assert_allclose(
         _reference_logits(exported, _PAIRS), _reference_logits(folder, _PAIRS), atol=1e-5
     )

@@ -152,7 +152,7 @@ def test_embedding_gemma_equals_sentence_transformers(tmp_path):
     assert (encoder.query_prefix, encoder.passage_prefix) == tuple(prompts.values())
     assert len(encoder.tokenize([TEXTS[-1]])[0].ids) > 3 * max(windows)
     causal = load_encoder(str(folder), bidirectional=False)
-    again = check_equal(export_sentence_transformers(causal, None, tmp_path / "export"))
+    again = check_equal(export_sentence_transformers(causal, tmp_path / "export"))
     assert again.config.decoder.causal
     np.testing.assert_array_equal(encode(again, None, TEXTS), encode(causal, None, TEXTS))
 
@@ -310,6 +310,6 @@ def test_export_dense_layers_equal_sentence_transformers(tmp_path, kind):
     else:
         folder = tiny_embedder.folder(tmp_path / "model", pooling="mean", dense=DENSE)
     encoder = load_encoder(str(folder))
-    export = export_sentence_transformers(encoder, None, tmp_path / "export")
+    export = export_sentence_transformers(encoder, tmp_path / "export")
     again = check_equal(export)
     np.testing.assert_array_equal(encode(encoder, None, TEXTS), encode(again, None, TEXTS))

@@ -31,7 +31,7 @@ def exported(model, tmp_path_factory):
     """The model in the format of sentence-transformers."""
     pytest.importorskip("sentence_transformers")
     folder = tmp_path_factory.mktemp("exported") / "model"
-    return export_sentence_transformers(load_encoder(str(model)), None, folder)
+    return export_sentence_transformers(load_encoder(str(model)), folder)
 
 
 def _config(model, **changes):
@@ -71,7 +71,7 @@ def test_flax_encoder_rounds_weights_once(model, monkeypatch):
 
 def test_sentence_transformers_encoder_gives_the_same_vectors(model, tmp_path):
     pytest.importorskip("sentence_transformers")
-    folder = export_sentence_transformers(load_encoder(str(model)), None, tmp_path / "exported")
+    folder = export_sentence_transformers(load_encoder(str(model)), tmp_path / "exported")
     ours = open_encoder_for(_config(folder, instructions={"query": "the patron of "}))
     theirs = open_encoder_for(
         _config(folder, backend="sentence_transformers", instructions={"query": "the patron of "})
@@ -89,7 +89,7 @@ def test_sentence_transformers_encoder_gives_the_same_vectors(model, tmp_path):
 
 def test_sentence_transformers_encoder_two_threads_keep_their_own_limits(model, tmp_path):
     pytest.importorskip("sentence_transformers")
-    folder = export_sentence_transformers(load_encoder(str(model)), None, tmp_path / "exported")
+    folder = export_sentence_transformers(load_encoder(str(model)), tmp_path / "exported")
     limits = {"query_max_length": 4, "passage_max_length": 30}
     encoder = open_encoder_for(_config(folder, backend="sentence_transformers", **limits))
 
@@ -283,7 +283,7 @@ def test_export_keeps_instructions_and_dimensions(model, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     given = {"query": "the ", "passage": "patron of ", "triple": "saint "}
     ours = load_encoder(str(model), instructions=given, dimensions=7)
-    folder = export_sentence_transformers(ours, None, tmp_path / "exported")
+    folder = export_sentence_transformers(ours, tmp_path / "exported")
     theirs = sentence_transformers.SentenceTransformer(str(folder))
     again = load_encoder(str(folder))
     assert (again.dim, [again.prefix(role) for role in given]) == (7, list(given.values()))

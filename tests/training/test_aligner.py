@@ -341,7 +341,7 @@ def test_train_instructions_and_dimensions_are_used_and_recorded(
     mrr = next_unit.evaluate_next_unit(problems, embed)["mrr"]
     assert mrr == pytest.approx(result["dev/mrr"], abs=1e-6)
     assert result["truncated_texts"] == count_truncated(opened) and opened.truncated["query"]
-    folder = export_sentence_transformers(encoder, None, tmp_path / "exported", "triple")
+    folder = export_sentence_transformers(encoder, tmp_path / "exported", "triple")
     again = load_encoder(str(folder))
     assert (again.dim, again.prefix("query"), again.prefix("triple")) == (6, "ask: ", "fact: ")
 

@@ -82,7 +82,7 @@ def test_train_step_equals_torch(one_device_step, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model, pairs, metrics = one_device_step
-    folder = export_cross_encoder(model, None, tmp_path / "start")
+    folder = export_cross_encoder(model, tmp_path / "start")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]"

@@ -63,7 +63,7 @@ def check_equal(encoder, model):
 
 def test_export_merged_equals_sentence_transformers(trained, tmp_path):
     encoder, _ = open_encoder(str(trained[0]))
-    folder = export_sentence_transformers(encoder, None, tmp_path / "merged")
+    folder = export_sentence_transformers(encoder, tmp_path / "merged")
     check_equal(encoder, SentenceTransformer(str(folder), device="cpu"))
     again = load_encoder(str(folder))
     difference = encode(encoder, None, TEXTS) - encode(again, None, TEXTS)

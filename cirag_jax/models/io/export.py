@@ -28,25 +28,25 @@ _ROUTES = ("query", "document")
 
 
 def export_sentence_transformers(
-    encoder: TextEncoder, params: Any, folder: str | os.PathLike, units: str | None = None
+    encoder: TextEncoder, folder: str | os.PathLike, units: str | None = None
 ) -> Path:
     """Writes an encoder for sentence-transformers and returns ``folder``.
 
     The embeddings of sentence-transformers differ from this package's by at most 1e-5. Writing is
     atomic and replaces an earlier export in ``folder``. With several processes, all must call this,
-    and process 0 writes. ``params`` defaults to ``encoder.state``. ``units`` is the kind of text
-    that an aligner was trained to rank (triple, sentence or passage); the model card describes it.
+    and process 0 writes. ``units`` is the kind of text that an aligner was trained to rank (triple,
+    sentence or passage); the model card describes it.
 
     With different task adapters for queries and passages, the folder has a complete model for each,
     between which the ``Router`` of sentence-transformers chooses.
     """
     _check_target(Path(folder))
-    state, config = encoder.state if params is None else params, encoder.config
+    config = encoder.config
     if isinstance(config, EmbedderConfig):
-        return _export_embedder(encoder, config, state, Path(folder), units)
+        return _export_embedder(encoder, config, Path(folder), units)
     models = {}
     for route in _ROUTES if len(config.tasks) > 1 else [""]:
-        merged, plain = weights.merge_tasks(state, config, passage=route == "document")
+        merged, plain = weights.merge_tasks(encoder.state, config, passage=route == "document")
         models[route] = weights.to_tensors(merged, plain, encoder.model_type, published=True)
 
     def write(target: Path) -> None:
@@ -58,7 +58,7 @@ def export_sentence_transformers(
 
 
 def _export_embedder(
-    encoder: TextEncoder, config: EmbedderConfig, state: Any, folder: Path, units: str | None
+    encoder: TextEncoder, config: EmbedderConfig, folder: Path, units: str | None
 ) -> Path:
     """Writes a decoder with its adapter merged into the weights, in their dtype."""
     if config.latent is not None:
@@ -66,11 +66,11 @@ def _export_embedder(
             f"{encoder.source}: sentence-transformers cannot load NV-Embed-v2; export its adapter "
             "(config.rank)"
         )
-    params = nnx.to_pure_dict(state)
+    params = nnx.to_pure_dict(encoder.state)
     adapter = params.pop("lora", None)
     if adapter is not None and config.lora is not None:
         params = lora.merge(params, adapter, config.lora.scale)
-    flat = dict(nnx.to_flat_state(state))
+    flat = dict(nnx.to_flat_state(encoder.state))
     dense = {}
     for name, (path, transpose) in dense_places(config.dense).items():
         array = fetch(flat[path].get_value())
@@ -98,15 +98,14 @@ def _architectures(encoder: TextEncoder) -> list[Any]:
     return names if isinstance(names, list) else []
 
 
-def export_cross_encoder(model: PairEncoder, params: Any, folder: str | os.PathLike) -> Path:
+def export_cross_encoder(model: PairEncoder, folder: str | os.PathLike) -> Path:
     """Writes a model for ``sentence_transformers.CrossEncoder`` and returns ``folder``.
 
     By default, its ``predict`` returns probabilities: the sigmoid of this package's logits. Writing
     works as in `export_sentence_transformers`.
     """
     _check_target(Path(folder))
-    state = model.state if params is None else params
-    tensors = cross_encoder.to_tensors(state, model.config, model.model_type)
+    tensors = cross_encoder.to_tensors(model.state, model.config, model.model_type)
     write = functools.partial(_write_cross_encoder, model, tensors)
     return _write_folder(Path(folder), write)
 

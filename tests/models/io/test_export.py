@@ -42,7 +42,7 @@ def check(encoder, params, folder, tolerance=1e-5):
 
 def test_export_minilm_embeddings_are_equal(tmp_path, minilm):
     encoder = load_encoder(str(minilm))
-    check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
+    check(encoder, None, export_sentence_transformers(encoder, tmp_path / "export"))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,8 @@ def test_export_trained_parameters_and_prefixes(tmp_path, kind, pooling):
         instructions={"query": "who was ", "passage": "known for "},
     )
     params = jax.tree.map(lambda x: x * 1.1, encoder.state)
-    folder = export_sentence_transformers(encoder, params, tmp_path / "deep" / "export")
+    trained = dataclasses.replace(encoder, state=params)
+    folder = export_sentence_transformers(trained, tmp_path / "deep" / "export")
     check(encoder, params, folder)
     stale = encode(encoder, None, TEXTS) - encode(encoder, params, TEXTS)
     assert np.abs(stale).max() > 1e-3  # the given parameters, not those of the encoder
@@ -86,7 +87,8 @@ def test_export_mpnet_trained_parameters(tmp_path):
     ours = encode(encoder, None, TEXTS)
     assert np.abs(ours - wanted).max() < 1e-5
     params = jax.tree.map(lambda x: x * 1.1, encoder.state)
-    folder = export_sentence_transformers(encoder, params, tmp_path / "export")
+    trained = dataclasses.replace(encoder, state=params)
+    folder = export_sentence_transformers(trained, tmp_path / "export")
     check(encoder, params, folder)
     assert np.abs(ours - encode(encoder, params, TEXTS)).max() > 1e-3
 
@@ -125,12 +127,12 @@ def test_export_xlm_roberta(tmp_path, pooling):
     fast.save_pretrained(source)
     encoder = load_encoder(str(source), pooling=pooling)
     assert encoder.config.position_offset == 2
-    check(encoder, None, export_sentence_transformers(encoder, None, tmp_path / "export"))
+    check(encoder, None, export_sentence_transformers(encoder, tmp_path / "export"))
 
 
 def test_export_keeps_pooler_and_empty_prefixes(tmp_path, minilm):
     encoder = load_encoder(str(minilm))
-    folder = export_sentence_transformers(encoder, None, tmp_path / "my-e5")
+    folder = export_sentence_transformers(encoder, tmp_path / "my-e5")
     again = load_encoder(str(folder))
     assert (again.query_prefix, again.passage_prefix) == ("", "")
     model = transformers.AutoModel.from_pretrained(folder)
@@ -145,7 +147,7 @@ def test_export_keeps_pooler_and_empty_prefixes(tmp_path, minilm):
 )  # fmt: skip
 def test_export_card_describes_units(tmp_path, units, unit):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
-    folder = export_sentence_transformers(encoder, None, tmp_path / "export", units)
+    folder = export_sentence_transformers(encoder, tmp_path / "export", units)
     card = (folder / "README.md").read_text()
     query = f"\nQUESTION\nknowledge {units}s: {unit}. {unit}.\n"
     assert (query in card and f"`{unit}`" in card) == (units is not None)
@@ -155,27 +157,27 @@ def test_export_card_describes_units(tmp_path, units, unit):
 
 def test_export_replaces_only_earlier_export(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
-    folder = export_sentence_transformers(encoder, None, tmp_path / "export")
+    folder = export_sentence_transformers(encoder, tmp_path / "export")
     (folder / "stale.txt").write_text("from the first export")
-    export_sentence_transformers(encoder, None, folder)
+    export_sentence_transformers(encoder, folder)
     assert not (folder / "stale.txt").exists()
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.tex").write_text("precious")
     with pytest.raises(UserError, match="neither empty nor an earlier export"):
-        export_sentence_transformers(encoder, None, other)
+        export_sentence_transformers(encoder, other)
     assert [file.name for file in other.iterdir()] == ["chapter.tex"]
 
 
 def test_export_failure_keeps_earlier_export(tmp_path):
     encoder = load_encoder(str(tiny.model_folder(tmp_path / "tiny")))
-    folder = export_sentence_transformers(encoder, None, tmp_path / "export")
+    folder = export_sentence_transformers(encoder, tmp_path / "export")
     before = sorted(file.name for file in folder.iterdir())
     copy = tmp_path / "without_tokenizer"
     shutil.copytree(tmp_path / "tiny", copy)
     (copy / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="tokenizer's files are missing"):
-        export_sentence_transformers(dataclasses.replace(encoder, folder=copy), None, folder)
+        export_sentence_transformers(dataclasses.replace(encoder, folder=copy), folder)
     assert sorted(file.name for file in folder.iterdir()) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["export", "tiny", "without_tokenizer"]
     assert json.loads((folder / "modules.json").read_text())[1]["path"] == "1_Pooling"
@@ -332,7 +334,7 @@ def test_export_task_adapters_are_merged_for_each_role(tmp_path, tasks):
     save_tensors(tensors, base / "model.safetensors")
     encoder = load_encoder(str(base), tasks=tasks)
     assert encoder.query_prefix == ("known for " if tasks else "who is ")
-    folder = export_sentence_transformers(encoder, None, tmp_path / "export")
+    folder = export_sentence_transformers(encoder, tmp_path / "export")
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     query, passage = (encode(encoder, None, TEXTS, kind=kind) for kind in ("query", "passage"))
     assert np.abs(query - model.encode_query(TEXTS)).max() < 1e-5
