@@ -365,7 +365,8 @@ def _aligner(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
     attended += layout.num_candidates * config.unit_max_length**2
     flops = mfu.embedder_flops(model, tokens=batch.tokens, attended=attended)
     is_known = config.num_steps or config.examples
-    steps = aligner_batches.num_steps(config, config.examples or 0) if is_known else None
+    per_step = aligner_batches.questions_per_step(config)
+    steps = state_lib.num_steps(config, config.examples or 0, per_step) if is_known else None
     return RehearsedStep(rehearsal, parts, model.dtype, batch.tokens, flops, steps)
 
 

@@ -31,7 +31,6 @@ from cirag_jax.training.aligner_batches import (
     dev_data,
     make_batches,
     micro_batches,
-    num_steps,
     questions_per_step,
     training_chains,
 )
@@ -97,7 +96,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         )
     batches = make_batches(config, chains, pools, encoder, mesh, prefix_pools, sizes)
     num_examples = pools_lib.num_examples(chains, config.epoch)
-    total_steps = num_steps(config, num_examples)
+    total_steps = state_lib.num_steps(config, num_examples, questions_per_step(config))
     tx = make_optimizer(config, total_steps)
     if config.model.train == "tasks" and not encoder.tasks:
         raise UserError(

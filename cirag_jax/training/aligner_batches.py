@@ -91,12 +91,6 @@ def dev_data(
     return chains, pools
 
 
-def num_steps(config: Config, num_examples: int) -> int:
-    """Returns the number of training steps for ``num_examples`` chains or prefixes per epoch."""
-    steps_per_epoch = max(num_examples // questions_per_step(config), 1)
-    return config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
-
-
 def questions_per_step(config: Config) -> int:
     """Returns the number of questions per step; each has several queries."""
     return max(config.batch_size // config.prefixes_per_question, 1)

@@ -221,8 +221,7 @@ def _apply_gradient(tx, state, total):
 
 def num_steps(config: Config, num_targets: int) -> int:
     """Returns the number of training steps for ``num_targets`` positives."""
-    steps_per_epoch = max(num_targets // config.targets_per_step, 1)
-    steps = config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
+    steps = state_lib.num_steps(config, num_targets, config.targets_per_step)
     return min(steps, config.max_steps) if config.max_steps and not config.num_steps else steps
 
 

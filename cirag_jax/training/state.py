@@ -169,6 +169,12 @@ def check_lengths(config: Config, max_positions: int, *fields: str) -> None:
             )
 
 
+def num_steps(config: Config, num_examples: int, examples_per_step: int) -> int:
+    """Returns the number of training steps: ``num_steps``, or else those of ``num_epochs``."""
+    steps_per_epoch = max(num_examples // examples_per_step, 1)
+    return config.num_steps or max(round(config.num_epochs * steps_per_epoch), 1)
+
+
 def check_metric(name: str, measured: Collection[str]) -> None:
     """Raises `UserError` if there are ``measured`` dev metrics but ``name`` is not one of them."""
     if measured and name not in measured:
