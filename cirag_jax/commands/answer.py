@@ -1,7 +1,7 @@
 """Runs a method on the questions of a dataset: the command ``launch/answer.py``."""
 
 import collections
-import contextlib
+import functools
 import pathlib
 import sys
 import time
@@ -31,8 +31,8 @@ from cirag_jax.retrieval.encoders import count_truncated, report_truncated
 from cirag_jax.runtime.records import Record, read_passages, read_records
 from cirag_jax.runtime.requests import Needs
 from cirag_jax.runtime.run import RunResult, run_jobs
-from cirag_jax.runtime.scheduler import Handler, Job
-from cirag_jax.runtime.store import JOURNAL, Journal
+from cirag_jax.runtime.scheduler import Job
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import GRANULARITIES, Config, Passage, Prediction, Question
 
 PREDICTIONS = "predictions.jsonl"
@@ -164,11 +164,8 @@ def execute(
     """
     config, run_task = planned.config, planned.task
     before = count_truncated(*pool.encoders())
-
-    def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
-        rows = min(config.in_flight, len(planned.jobs))
-        return opening.open_handlers(config, run_task, journal, stack, rows=rows, pool=pool)
-
+    rows = min(config.in_flight, len(planned.jobs))
+    open_all = functools.partial(opening.open_handlers, config, run_task, rows=rows, pool=pool)
     limits = config.in_flight, started, until
     run = run_jobs(planned.jobs, open_all, workdir, planned.settings, *limits, replace)
     if run is None:

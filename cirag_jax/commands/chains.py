@@ -4,11 +4,10 @@ The command is ``launch/distill.py --config=configs/chains.py``.
 """
 
 import collections
-import contextlib
+import functools
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from cirag_jax.commands import identity, opening, task
@@ -20,8 +19,6 @@ from cirag_jax.evaluation import answers
 from cirag_jax.llm.types import Usage
 from cirag_jax.methods.baselines.trace import TraceConfig, trace
 from cirag_jax.runtime.run import run_jobs
-from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.runtime.store import Journal
 from cirag_jax.types import Config, Prediction, Question
 
 
@@ -55,11 +52,8 @@ def build(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     held_out = warn_of_held_out(questions)
     jobs = [task.job(question, trace, settings) for question in questions]
     run_settings = identity.of_run(config, trace.__module__, run_task)
-
-    def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
-        rows = min(config.in_flight, len(jobs))
-        return opening.open_handlers(config, run_task, journal, stack, rows=rows)
-
+    rows = min(config.in_flight, len(jobs))
+    open_all = functools.partial(opening.open_handlers, config, run_task, rows=rows)
     until = task.deadline(config)
     run = run_jobs(jobs, open_all, workdir, run_settings, config.in_flight, started, until)
     if run is None:

@@ -86,7 +86,7 @@ def distill(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
     def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
         rows = min(config.in_flight, len(jobs))
-        handlers = opening.open_handlers(config, run_task, journal, stack, rows=rows)
+        handlers = opening.open_handlers(config, run_task, stack, journal, rows=rows)
         teacher = {"integrator": teachers.AnnotationTeacher(golds)} if by_annotations else {}
         return {**inserted.add_to(handlers), **teacher}
 

@@ -1,9 +1,8 @@
 """Latency of a method: seconds per question when it answers one question at a time."""
 
-import contextlib
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -15,8 +14,8 @@ from cirag_jax.commands.pool import Pool
 from cirag_jax.io import say
 from cirag_jax.runtime.requests import Extract
 from cirag_jax.runtime.run import Runner, progress_bar
-from cirag_jax.runtime.scheduler import Handler, Job
-from cirag_jax.runtime.store import JOURNAL, Journal
+from cirag_jax.runtime.scheduler import Job
+from cirag_jax.runtime.store import JOURNAL
 from cirag_jax.types import Question
 
 _ATTEMPTS = 4  # maximum number of runs per question, until one compiles nothing
@@ -42,20 +41,7 @@ def measure(
     with config.unlocked():
         config.in_flight, config.cache = 1, None
     jobs = {job.id: job for job in planned.jobs}
-
-    opened: dict[type | str, Handler] = {}
-
-    def open_all(stack: contextlib.ExitStack, journal: Journal) -> Mapping[type | str, Handler]:
-        opened.update(
-            opening.open_handlers(config, planned.task, journal, stack, rows=1, pool=pool)
-        )
-        return opened
-
-    def forget() -> None:
-        pool.forget()
-        if isinstance(extractor := opened.get(Extract), OnlineExtractHandler):
-            extractor.forget()
-
+    open_all = functools.partial(opening.open_handlers, config, planned.task, rows=1, pool=pool)
     settings = {**planned.settings, "alone": True}
     with Runner(folder / JOURNAL, settings, open_all, in_flight=1, until=until) as runner:
         # The seconds of an interrupted question are incomplete, so it restarts.
@@ -64,7 +50,13 @@ def measure(
         remaining = runner.unfinished([jobs[name] for name in ids])
         if not remaining:
             return True
-        runner.open()
+        extractor = runner.open().get(Extract)
+
+        def forget() -> None:
+            pool.forget()
+            if isinstance(extractor, OnlineExtractHandler):
+                extractor.forget()
+
         with progress_bar(len(ids), "question") as show:
             for number, job in enumerate(remaining, start=len(journal.outcomes()) + 1):
                 if not _run_until_compiled(job, runner, forget):

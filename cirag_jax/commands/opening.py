@@ -91,8 +91,9 @@ def check(config: Config, needs: Needs) -> None:
 def open_handlers(
     config: Config,
     task: task_lib.Task,
-    journal: Journal,
     stack: contextlib.ExitStack,
+    journal: Journal,
+    *,
     rows: int,
     pool: Pool | None = None,
 ) -> dict[type | str, Handler]:
@@ -101,9 +102,9 @@ def open_handlers(
     Args:
       config: a config of configs/methods.
       task: the questions and passages.
+      stack: closes everything that is opened.
       journal: the run's journal. Its usage counts against budgets, and triples that are extracted
         online are stored next to it.
-      stack: closes everything that is opened.
       rows: the maximum number of questions in progress, which limits the models' batch size.
       pool: models and indexes that several runs share.
     """

@@ -122,7 +122,7 @@ def open_others(
     with Pool() as pool, contextlib.ExitStack() as stack:
         journal = stack.enter_context(Journal(MEMORY, planned.identity))
         rows = planned.config.in_flight
-        yield opening.open_handlers(planned.config, run_task, journal, stack, rows=rows, pool=pool)
+        yield opening.open_handlers(planned.config, run_task, stack, journal, rows=rows, pool=pool)
 
 
 def rollout_id(question_id: str, index: int) -> str:

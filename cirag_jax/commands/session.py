@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
@@ -15,8 +16,6 @@ from cirag_jax.methods.registry import find_method
 from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.run import Runner
-from cirag_jax.runtime.scheduler import Handler
-from cirag_jax.runtime.store import Journal
 from cirag_jax.sqlite import MEMORY
 from cirag_jax.types import Passage, Prediction, Question, Step
 
@@ -70,15 +69,11 @@ class Cirag(Closing):
         self._own_prompts = task.read_prompts(config, self._settings)
         empty_task = task.Task(needs, dataset, (), corpus, self._own_prompts)
         opening.warn_of_own_prompts(config, empty_task)
-
-        def open_handlers(
-            stack: contextlib.ExitStack, journal: Journal
-        ) -> dict[type | str, Handler]:
-            return opening.open_handlers(config, empty_task, journal, stack, rows=config.in_flight)
-
+        rows = config.in_flight
+        open_all = functools.partial(opening.open_handlers, config, empty_task, rows=rows)
         enter_process()
         with contextlib.ExitStack() as stack:
-            runner = Runner(MEMORY, {}, open_handlers, in_flight=config.in_flight)
+            runner = Runner(MEMORY, {}, open_all, in_flight=rows)
             self._runner = stack.enter_context(runner)
             runner.open()
             stack.pop_all()
