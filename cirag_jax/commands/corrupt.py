@@ -179,9 +179,7 @@ def _by_model(
     model = identity.of_language_model(block, config.editor.constrained)
 
     def open_handlers(stack: contextlib.ExitStack, journal: Journal) -> dict[type | str, Handler]:
-        spent = sum(journal.usage().values(), start=Usage())
-        opened = backends.open_backend(block, spent=spent)
-        backend: Any = stack.enter_context(contextlib.closing(opened))
+        backend = backends.open_for_run(block, stack, journal)
         tokens = {"editor": config.max_tokens}
         return {"editor": GenerateHandler(backend, tokens, seed=config.seed, identity=model)}
 

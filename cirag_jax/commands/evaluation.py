@@ -192,9 +192,7 @@ def open_model(
     """Opens the handler of one model for ``roles``, each with its token limit."""
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(ResponseCache(config.cache)) if config.cache else None
-        spent = sum(journal.usage().values(), start=Usage())
-        opened = backends.open_backend(model.block, spent=spent)
-        backend = stack.enter_context(contextlib.closing(opened))
+        backend = backends.open_for_run(model.block, stack, journal)
         yield GenerateHandler(
             backend, roles, seed=config.seed, cache=cache, identity=model.identity
         )

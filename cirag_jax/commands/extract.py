@@ -271,9 +271,7 @@ class _CorpusExtraction(Closing):
     def _open_handlers(
         self, stack: contextlib.ExitStack, journal: Journal
     ) -> dict[type | str, Handler]:
-        spent = sum(journal.usage().values(), Usage())
-        backend: Any = backends.open_backend(self._config.extractor, spent=spent)
-        stack.enter_context(contextlib.closing(backend))
+        backend = backends.open_for_run(self._config.extractor, stack, journal)
         return {"extractor": GenerateHandler(backend, {})}
 
     def run(self, selection: Selection, store: TripleStore) -> dict[str, int]:

@@ -48,7 +48,10 @@ def generate_file(config: Any, workdir: Path) -> dict[str, Any]:
 
     def open_handlers(stack: contextlib.ExitStack, journal: Journal) -> dict[type | str, Handler]:
         nonlocal handler
-        handler = _open_model(config, stack, journal, [requests[name] for name in pending])
+        backend: Any = backends.open_for_run(config, stack, journal)
+        if hasattr(backend, "estimate"):
+            say(f"estimate: {backend.estimate([requests[name] for name in pending])}")
+        handler = GenerateHandler(backend, {}, seed=None)
         return {"": handler}
 
     settings = identity.of_language_model(config)
@@ -101,17 +104,6 @@ def _job(program: str, request: Generate) -> Job:
         return True  # the journal records the response itself
 
     return Job(program, {}, start)
-
-
-def _open_model(
-    config: Any, stack: contextlib.ExitStack, journal: Journal, requests: Sequence[Generate]
-) -> GenerateHandler:
-    spent = sum(journal.usage().values(), start=Usage())
-    backend: Any = backends.open_backend(config, spent=spent)
-    stack.enter_context(contextlib.closing(backend))
-    if hasattr(backend, "estimate"):
-        say(f"estimate: {backend.estimate(requests)}")
-    return GenerateHandler(backend, {}, seed=None)
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
