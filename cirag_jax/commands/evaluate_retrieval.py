@@ -56,19 +56,22 @@ def evaluate(config: Config, workdir: pathlib.Path, show: bool = True) -> dict[s
     num_trained_on = evaluation.count_trained_on(config.checkpoint, ids, "questions")
     systems = _supported_systems(config, aligners, problem)
     rankings = Rankings(config, problem, aligners, max(ks))
-    ranked = {name: rankings.of(name) for name in systems} | runs
-    systems = (*systems, *runs)
-
-    ids = [passage.id for passage in problem.corpus.passages]
-    records = _ranking_records(problem, ids, ranked, rankings.runs, max(ks))
-    write_lines(workdir / "rankings.jsonl", records)
-    _write_trec(problem, ids, ranked, max(ks), workdir)
+    passage_ids = [passage.id for passage in problem.corpus.passages]
+    ranked = {
+        name: [[passage_ids[row] for row in rows[: max(ks)]] for rows in rankings.of(name)]
+        for name in systems
+    }
+    ranked |= {name: [found[: max(ks)] for found in rows] for name, rows in runs.items()}
+    write_lines(workdir / "rankings.jsonl", _ranking_records(problem, ranked, rankings.runs))
+    for system, found in ranked.items():
+        trec.write_run(workdir / f"{system}.trec", dict(zip(ids, found, strict=True)), system)
+    trec.write_qrels(workdir / trec.QRELS, problem.questions)
 
     # ---- Scores ----------------------------------------------------------------------------------
-    scores = {system: _scores(ranked[system], ids, problem.questions, ks) for system in systems}
+    scores = {name: _scores(found, problem.questions, ks) for name, found in ranked.items()}
     ratios = {
-        system: {name: mean_of(values) for name, values in scores[system].items()}
-        for system in systems
+        system: {name: mean_of(values) for name, values in by_name.items()}
+        for system, by_name in scores.items()
     }
     embeds = {name: aligners.embeds[name] for name in rankings.runs}
     result: dict[str, Any] = {
@@ -133,11 +136,11 @@ def _supported_systems(config: Config, aligners: Aligners, problem: Problem) -> 
     return tuple(name for name in systems if name != "linked")
 
 
-def _read_runs(config: Config, problem: Problem) -> dict[str, list[list[int]]]:
-    """Returns the rows of each question's passages for the run files ``NAME=FILE``."""
-    row_of = {passage.id: row for row, passage in enumerate(problem.corpus.passages)}
+def _read_runs(config: Config, problem: Problem) -> dict[str, list[list[str]]]:
+    """Returns the ids of each question's passages for the run files ``NAME=FILE``."""
+    known = {passage.id for passage in problem.corpus.passages}
     ids = [question.id for question in problem.questions]
-    runs: dict[str, list[list[int]]] = {}
+    runs: dict[str, list[list[str]]] = {}
     for entry in config.runs:
         name, equals, file = str(entry).partition("=")
         if not equals or not name.isidentifier() or name in (*SYSTEMS, *runs):
@@ -145,7 +148,7 @@ def _read_runs(config: Config, problem: Problem) -> dict[str, list[list[int]]]:
                 f"config.runs={entry!r} must be NAME=FILE, with a name of letters and digits that "
                 "no other system has"
             )
-        rankings = trec.read_run(pathlib.Path(file), ids, row_of)
+        rankings = trec.read_run(pathlib.Path(file), ids, known)
         missing = sum(name not in rankings for name in ids)
         if missing == len(ids):
             raise UserError(f"{file} ranks passages for none of the {len(ids):,} questions")
@@ -153,12 +156,12 @@ def _read_runs(config: Config, problem: Problem) -> dict[str, list[list[int]]]:
             say(f"WARNING: {file} lacks {missing:,} of {len(ids):,} questions; their recall is 0")
         for question in ids:
             for passage in rankings.get(question, ()):
-                if passage not in row_of:
+                if passage not in known:
                     raise UserError(
                         f"{file} ranks passage {passage!r} for question {question!r}, which the "
                         "corpus does not have"
                     )
-        runs[name] = [[row_of[passage] for passage in rankings.get(name, ())] for name in ids]
+        runs[name] = [rankings.get(question, []) for question in ids]
     return runs
 
 
@@ -202,18 +205,11 @@ def _problem_of(config: Config, kind: chains_lib.UnitKind) -> Problem:
 
 
 def _scores(
-    ranked: Sequence[Sequence[int]],
-    ids: Sequence[str],
-    questions: Sequence[Question],
-    ks: Sequence[int],
+    ranked: Sequence[Sequence[str]], questions: Sequence[Question], ks: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """Returns recall@K and `ranking_scores` of each question.
-
-    Rankings are cut after the largest K, as in the run files.
-    """
+    """Returns recall@K and `ranking_scores` of each question."""
     rows = []
-    for passages, question in zip(ranked, questions, strict=True):
-        top = [ids[row] for row in passages[: max(ks)]]
+    for top, question in zip(ranked, questions, strict=True):
         gold, substitutes = question.supporting or (), passage_substitutes(question)
         recalls = {f"recall@{k}": recall_at(top, gold, k, substitutes) for k in ks}
         rows.append(recalls | ranking_scores(top, gold, ks, substitutes))
@@ -298,29 +294,10 @@ def _next_unit(
     }
 
 
-def _write_trec(
-    problem: Problem,
-    ids: Sequence[str],
-    ranked: Mapping[str, Sequence[Sequence[int]]],
-    depth: int,
-    workdir: pathlib.Path,
-) -> None:
-    """Writes the ranking of each system, SYSTEM.trec, and the gold passages."""
-    for system, rows_Q in ranked.items():
-        rankings = {
-            question.id: [ids[row] for row in rows[:depth]]
-            for question, rows in zip(problem.questions, rows_Q, strict=True)
-        }
-        trec.write_run(workdir / f"{system}.trec", rankings, system)
-    trec.write_qrels(workdir / trec.QRELS, problem.questions)
-
-
 def _ranking_records(
     problem: Problem,
-    ids: Sequence[str],
-    ranked: Mapping[str, Sequence[Sequence[int]]],
+    ranked: Mapping[str, Sequence[Sequence[str]]],
     runs: Mapping[str, Sequence[Prediction]],
-    depth: int,
 ) -> Iterator[dict[str, Any]]:
     evidence = Evidence("unicode")
     evidence.add_retrieved(problem.corpus.passages)
@@ -329,9 +306,7 @@ def _ranking_records(
             "id": question.id,
             "question": question.question,
             "supporting": question.supporting,
-            "ranked": {
-                system: [ids[row] for row in rows[index][:depth]] for system, rows in ranked.items()
-            },
+            "ranked": {system: found[index] for system, found in ranked.items()},
             "chains": {
                 name: [evidence.text(unit) for step in run[index].steps for unit in step.kept]
                 for name, run in runs.items()
