@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -238,30 +238,29 @@ def warn_of_other_inputs(config: Config, task: task_lib.Task) -> None:
             spec = str(config.rankers[name].get("model") or config.encoder.model)
             if config.rankers[name].kind in ("bi_encoder", "aligner"):
                 _warn_of_inputs(spec, workdir.training_record(spec), here)
-    for role in task.needs.roles:
-        if spec := workdir.trained_spec(config[role]):
-            _warn_of_settings(config, spec, role)
+    block, block_path = method_block(config), f"config.{block_name(config.method)}"
+    for _, spec, meta in _students(config, task.needs.roles):
+        if "method" in (meta.get("prompt") or {}):
+            settings = cli.jsonable(task_lib.plain(block))
+            paths = {field: (f"{block_path}.{field}", value) for field, value in settings.items()}
+            _warn_of_inputs(spec, meta, paths)
     role = config.get("integrator")
     if "integrator" in task.needs.roles and role.backend != "openai" and role.adapter:
-        block, name = method_block(config), f"config.{block_name(config.method)}"
         meta = workdir.check_role(role.adapter, "integrator")
         for field in ("num_candidates", "num_passages", "max_steps"):
             if field in block:
-                here[field] = f"{name}.{field}", block[field]
+                here[field] = f"{block_path}.{field}", block[field]
         if block.get("num_candidates", 0) > (meta.get("num_candidates") or 0) > 0:
             del here["num_candidates"]  # `check_adapters` warns of more candidates.
         here["encoder"] = "config.encoder.model", config.encoder.model
         _warn_of_inputs(role.adapter, meta, here)
 
 
-def _warn_of_settings(config: Config, spec: str, role: str) -> None:
-    """Warns of a student whose examples were collected with other settings of the method."""
-    meta = workdir.check_role(spec, role)
-    if "method" in (meta.get("prompt") or {}):
-        name = f"config.{block_name(config.method)}"
-        settings = cli.jsonable(task_lib.plain(method_block(config)))
-        here = {field: (f"{name}.{field}", value) for field, value in settings.items()}
-        _warn_of_inputs(spec, meta, here)
+def _students(config: Config, roles: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields the roles with a trained model: role, its workdir or folder, training metadata."""
+    for role in roles:
+        if spec := workdir.trained_spec(config[role]):
+            yield role, spec, workdir.check_role(spec, role)
 
 
 def _warn_of_inputs(
@@ -282,11 +281,7 @@ def check_adapters(config: Config, roles: Sequence[str]) -> None:
 
     Showing more candidates than in training only causes a warning.
     """
-    for role in roles:
-        spec = workdir.trained_spec(config[role])
-        if spec is None:
-            continue
-        meta = workdir.check_role(spec, role)
+    for role, spec, meta in _students(config, roles):
         if role in workdir.roles_of(meta):
             check_prompts(spec, meta)
         if "method" in (meta.get("prompt") or {}):
@@ -336,11 +331,7 @@ def _check_method(config: Config, role: str, spec: str, prompt: Mapping[str, Any
 
 def warn_of_own_prompts(config: Config, task: task_lib.Task) -> None:
     """Warns of adapters that were trained with other prompts than those of the run."""
-    for role in task_lib.roles_of(config, task.needs):
-        spec = workdir.trained_spec(config[role])
-        if spec is None:
-            continue
-        meta = workdir.check_role(spec, role)
+    for role, spec, meta in _students(config, task_lib.roles_of(config, task.needs)):
         if role not in workdir.roles_of(meta):
             continue
         trained, own = meta.get("own_prompts"), own_prompts.of_role(task.own_prompts, role)
