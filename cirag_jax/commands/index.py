@@ -84,8 +84,10 @@ def index_dataset(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         if config.vectors is not None:
             if spread is not None:
                 raise UserError("config.engine=ray does not support config.vectors.")
-            vectors = _open_vectors(config, passages, index_lib.require_encoder(encoder, "exact"))
-            agreement = _agreement(vectors, passages, encoder)
+            required = index_lib.require_encoder(encoder, "exact")
+            vectors = _open_vectors(config, passages, required)
+            texts = [passage_text(passage) for passage in itertools.islice(passages, _COMPARED)]
+            agreement = vectors.check(required.encode(texts, "passage"))
             spread = functools.partial(_copy, vectors)
             source = {"file": vectors.name, "size": pathlib.Path(vectors.name).stat().st_size}
         elif isinstance(encoder, ServerEncoder):
@@ -136,15 +138,6 @@ def _open_vectors(config: Config, passages: CorpusScan, encoder: Encoder) -> for
     return vectors
 
 
-def _agreement(
-    vectors: foreign.ForeignVectors, passages: CorpusScan, encoder: Encoder | None
-) -> float:
-    """Returns the mean cosine of foreign vectors and the encoder's, over a few passages."""
-    assert encoder is not None
-    texts = [passage_text(passage) for passage in itertools.islice(passages, _COMPARED)]
-    return vectors.check(encoder.encode(texts, "passage"))
-
-
 def _copy(
     vectors: foreign.ForeignVectors, plan: dict[str, Any], shards: Iterable[Shard]
 ) -> Iterator[tuple[Shard, int]]:
@@ -192,6 +185,7 @@ def build_index(
     """
     index_lib.check_kind(kind)
     options, folder = options or IndexOptions(), pathlib.Path(folder)
+    progress = progress or (lambda count: None)
     plan = _plan(passages, encoder, kind, options, shard_rows)
     if source is not None:
         plan["vectors"] = source
@@ -199,8 +193,7 @@ def build_index(
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / index_lib.MANIFEST).is_file():
             index_lib.check_manifest(folder, index_lib.read_manifest(folder), plan)
-            if progress is not None:
-                progress(len(passages))
+            progress(len(passages))
             return {"resumed": len(passages), "embedded": 0, "seconds": 0.0}
         _start_or_resume(folder, plan)
         remove_parts(folder)
@@ -297,7 +290,7 @@ def _embed_shards(
     encoder: Encoder,
     folder: pathlib.Path,
     plan: dict[str, Any],
-    progress: Progress | None,
+    progress: Progress,
     spread: Spread | None,
 ) -> dict[str, Any]:
     rows, resumed, start = plan["shard_rows"], 0, time.monotonic()
@@ -308,8 +301,6 @@ def _embed_shards(
             truncated[shard.name] = count
             write_json(folder / TRUNCATED, truncated)
 
-    report = progress or (lambda count: None)
-
     def missing() -> Iterator[Shard]:
         nonlocal resumed
         remaining = iter(passages)
@@ -318,17 +309,17 @@ def _embed_shards(
             file = folder / index_lib.shard_name(number)
             if file.is_file():  # complete, since files are written atomically
                 resumed += len(part)
-                report(len(part))
+                progress(len(part))
                 continue
             yield Shard(file.name, file.resolve(), [passage_text(passage) for passage in part])
 
     if spread is None:
         for shard in missing():
-            _embed(encoder, plan["dtype"], shard, report, record)
+            _embed(encoder, plan["dtype"], shard, progress, record)
     else:
         for shard, count in spread(plan, missing()):
             record(shard, count)
-            report(len(shard.texts))
+            progress(len(shard.texts))
     return {
         "resumed": resumed,
         "embedded": plan["rows"] - resumed,
@@ -387,12 +378,11 @@ def _spread(
 
 
 def _build_bm25(
-    passages: Collection[Passage], folder: pathlib.Path, progress: Progress | None
+    passages: Collection[Passage], folder: pathlib.Path, progress: Progress
 ) -> dict[str, Any]:
     start = time.monotonic()
     bm25.check_memory(sum(len(passage.title) + len(passage.text) for passage in passages))
     with replacing(folder / "bm25") as temporary:
         BM25([passage_text(passage) for passage in passages]).save(temporary)
-    if progress is not None:
-        progress(len(passages))
+    progress(len(passages))
     return {"resumed": 0, "embedded": len(passages), "seconds": time.monotonic() - start}
