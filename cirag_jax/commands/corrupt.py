@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cirag_jax.commands import backends, identity, task
@@ -269,11 +269,6 @@ def parse_numbers(text: str, most: int) -> tuple[int, ...]:
     """Parses the editor's list of numbers from 1 to ``most``; returns indices from 0."""
     value, _ = find_json(text, "remove")
     items = value.get("remove") if isinstance(value, dict) else None
-    return tuple(dict.fromkeys(_indices(items if isinstance(items, list) else [], most)))
-
-
-def _indices(items: Sequence[Any], most: int) -> Iterator[int]:
-    for item in items:
-        text = str(item).strip()
-        if text.isdecimal() and 1 <= int(text[:9]) <= most:
-            yield int(text[:9]) - 1
+    texts = [str(item).strip() for item in items] if isinstance(items, list) else []
+    numbers = dict.fromkeys(int(text[:9]) for text in texts if text.isdecimal())
+    return tuple(number - 1 for number in numbers if 1 <= number <= most)

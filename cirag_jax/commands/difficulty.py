@@ -355,13 +355,8 @@ def _quartiles(bins: DifficultyBins, hops: int) -> dict[str, Any]:
     return {"num_questions": count, "edges": bins.edges[hops]}
 
 
-def _bootstrap(config: Config) -> tuple[int, int]:
-    """Returns the number of resamples and the seed."""
-    return config.bootstrap_samples, config.seed
-
-
 def _system(config: Config, run: RunErrors, bins: Mapping[str, DifficultyBins]) -> dict[str, Any]:
-    chosen, bootstrap = bins[config.aggregate], _bootstrap(config)
+    chosen, bootstrap = bins[config.aggregate], (config.bootstrap_samples, config.seed)
 
     def measure(rows: np.ndarray) -> dict[str, Any]:
         values = difficulty.error_rate(run.errors, rows, *bootstrap)
@@ -392,11 +387,11 @@ def _system(config: Config, run: RunErrors, bins: Mapping[str, DifficultyBins]) 
 def _differences(
     config: Config, errors: Mapping[str, RunErrors], bins: DifficultyBins
 ) -> dict[str, Any]:
-    differences = {}
+    differences, bootstrap = {}, (config.bootstrap_samples, config.seed)
     for (first, a), (second, b) in itertools.combinations(errors.items(), 2):
 
         def measure(rows: np.ndarray, a: Ratio = a.errors, b: Ratio = b.errors) -> dict[str, Any]:
-            return difficulty.error_difference(a, b, rows, *_bootstrap(config))
+            return difficulty.error_difference(a, b, rows, *bootstrap)
 
         differences[f"{first}-{second}"] = {
             "error": measure(np.arange(len(bins.hops_Q))),

@@ -49,8 +49,9 @@ def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
     needs, block = task.needs, block_name(config.method)
     blocks = _search_blocks(config, needs)
     return {
-        **_method(config),
-        **_flat(blocks),
+        "method": config.method,
+        "seed": config.seed,
+        **_flat({block: config[block], **blocks}),
         **_search_models(config, blocks),
         "packages": _packages(config, needs, blocks),
         **_passages(config, task),
@@ -61,11 +62,6 @@ def of_run(config: Config, code: str, task: task_lib.Task) -> dict[str, Any]:
         **({"router": router_digest(config[block]["router"])} if needs.router else {}),
         **_demonstrations(task),
     }
-
-
-def _method(config: Config) -> dict[str, Any]:
-    block = block_name(config.method)
-    return {"method": config.method, "seed": config.seed, **_flat({block: config[block]})}
 
 
 def _search_blocks(config: Config, needs: Needs) -> dict[str, Config]:

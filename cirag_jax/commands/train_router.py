@@ -15,7 +15,7 @@ from cirag_jax.commands import comparison
 from cirag_jax.commands.comparison import FinishedRun, answered_of
 from cirag_jax.commands.pool import Pool
 from cirag_jax.datasets.chains import UNIT_KINDS
-from cirag_jax.errors import UserError, check_at_least
+from cirag_jax.errors import UserError, check_at_least, check_positive
 from cirag_jax.evaluation import answers
 from cirag_jax.evaluation.overlap import Ratio, mean_of
 from cirag_jax.evaluation.significance import interval, paired_interval
@@ -65,8 +65,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
       the share of ``worthwhile`` ones; and the result of `evaluate`.
     """
     check_at_least(1, config, "bootstrap_samples")
-    if not config.precision > 0:
-        raise UserError(f"config.precision={config.precision} must be above 0.")
+    check_positive(config, "precision")
     thresholds = [float(t) for t in config.thresholds]
     if not thresholds or not all(0 <= t <= 1 for t in thresholds):
         raise UserError(f"config.thresholds={tuple(thresholds)} must lie between 0 and 1.")
