@@ -27,6 +27,7 @@ from cirag_jax.llm.types import Usage
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.registry import find_method, method_block
 from cirag_jax.models.io import workdir as workdir_lib
+from cirag_jax.reports import console
 from cirag_jax.retrieval.encoders import count_truncated, report_truncated
 from cirag_jax.runtime.records import Record, read_passages, read_records
 from cirag_jax.runtime.requests import Needs
@@ -371,6 +372,4 @@ def _show(row: _Row, passages: Mapping[str, Any]) -> None:
     if row.prediction is None or not row.record.has_succeeded:
         print(f"failed: {row.record.error}", file=sys.stderr)
         return
-    from cirag_jax.reports import console
-
     print(console.render(row.prediction, passages), file=sys.stderr)

@@ -28,8 +28,10 @@ from cirag_jax.evaluation.significance import (
 )
 from cirag_jax.identity import differences, without
 from cirag_jax.methods.registry import block_name, find_method
+from cirag_jax.models.io.workdir import open_encoder
 from cirag_jax.reports import comparison as report
 from cirag_jax.reports.comparison_tables import OUTCOMES
+from cirag_jax.retrieval.token_vectors import token_vectors
 from cirag_jax.runtime import records as records_lib
 from cirag_jax.runtime.records import JournalReader, Record
 from cirag_jax.runtime.requests import Needs
@@ -204,9 +206,6 @@ def measure_runs(
 
 def _token_vectors(spec: str) -> Callable[[Sequence[str]], Mapping[str, np.ndarray]]:
     """Opens the encoder of BERTScore."""
-    from cirag_jax.models.io.workdir import open_encoder
-    from cirag_jax.retrieval.token_vectors import token_vectors
-
     return functools.partial(token_vectors, open_encoder(spec)[0])
 
 

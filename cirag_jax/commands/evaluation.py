@@ -21,8 +21,10 @@ from cirag_jax.evaluation.significance import differences as paired_differences
 from cirag_jax.evaluation.significance import intervals
 from cirag_jax.io import is_training_workdir, local_path, say, write_lines
 from cirag_jax.llm.types import Usage
+from cirag_jax.models.io import workdir as workdir_lib
 from cirag_jax.models.io.peft_format import CONFIG_FILE
 from cirag_jax.reports.tables import write_table
+from cirag_jax.retrieval.encoders import open_encoder_for
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.run import Runner
@@ -74,8 +76,6 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
     model without the adapter, included if ``config.base.run`` is set or there is no checkpoint.
     If ``config.<role>.model`` is null, the checkpoint determines the model.
     """
-    from cirag_jax.models.io import workdir
-
     block, spec = config[role].copy_and_resolve_references(), config.checkpoint
     if block.adapter is not None:
         raise UserError(f"config.{role}.adapter is not used here; set config.checkpoint.")
@@ -87,7 +87,7 @@ def models_of(config: Config, role: str) -> dict[str, Model]:
                 f"{spec} is neither a training workdir (it has no checkpoints/) nor a PEFT folder "
                 f"(it has no {CONFIG_FILE})."
             )
-        meta = workdir.check_role(spec, role)
+        meta = workdir_lib.check_role(spec, role)
         prompt_settings = meta.get("prompt") or {}
         if "method" in prompt_settings:
             raise UserError(
@@ -117,9 +117,7 @@ def count_trained_on(checkpoint: str | None, ids: Collection[str], subject: str)
     Returns None and prints a message if the checkpoint does not record its training data, as an
     adapter in PEFT's format.
     """
-    from cirag_jax.models.io import workdir
-
-    trained_on = workdir.training_ids(checkpoint) if checkpoint else frozenset[str]()
+    trained_on = workdir_lib.training_ids(checkpoint) if checkpoint else frozenset[str]()
     if trained_on is None:
         say(f"the checkpoint does not record whether it was trained on these {subject}")
         return None
@@ -200,8 +198,6 @@ def open_model(
 
 def similarity(block: Config) -> Similarity:
     """Opens an encoder; returns a function that computes the cosines of pairs of queries."""
-    from cirag_jax.retrieval.encoders import open_encoder_for
-
     encoder = open_encoder_for(block)
 
     def cosine(pairs: Sequence[tuple[str, str]]) -> np.ndarray:

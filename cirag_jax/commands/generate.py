@@ -23,6 +23,7 @@ from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.run import Runner
 from cirag_jax.runtime.scheduler import Handler, Job
 from cirag_jax.runtime.store import JOURNAL, Journal
+from cirag_jax.server import is_environment_name
 
 RESPONSES = "responses.jsonl"
 _OLD_JOURNAL = "journal.jsonl"
@@ -117,8 +118,6 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_config(config: Any, workdir: Path) -> None:
-    from cirag_jax.server import is_environment_name
-
     if not is_environment_name(config.api_key_env):
         raise UserError("api_key_env must be the name of an environment variable, not a key.")
     if config.prompts is None:
