@@ -104,35 +104,35 @@ class OutOfBudget(Exception):
 
 
 class Budget:
-    """Counts spent and reserved tokens, and rejects all requests after the budget is exhausted."""
+    """Counts spent and reserved tokens, and rejects all requests after the budget is exhausted.
+
+    Attributes:
+      spent: tokens that were spent so far.
+    """
 
     def __init__(self, limit: int | None, spent: int):
-        self._limit, self._spent, self._reserved = limit, spent, 0
+        self.spent = spent
+        self._limit, self._reserved = limit, 0
         self.exhausted = False
         self.reason = ""
 
     def reserve(self, tokens: int) -> None:
         """Reserves tokens before a request is sent, or raises `OutOfBudget`."""
-        total = self._spent + self._reserved + tokens
+        total = self.spent + self._reserved + tokens
         if self._limit is not None and not self.exhausted and total > self._limit:
             self.exhausted = True
             self.reason = (
-                f"the budget of {self._limit} tokens would be exceeded ({self._spent} spent, "
+                f"the budget of {self._limit} tokens would be exceeded ({self.spent} spent, "
                 f"{self._reserved} under way, {tokens} at most for the next request)"
             )
         if self.exhausted:
             raise OutOfBudget(f"not sent: {self.reason}")
         self._reserved += tokens
 
-    @property
-    def spent(self) -> int:
-        """Tokens that were spent so far."""
-        return self._spent
-
     def settle(self, reserved: int, spent: int) -> None:
         """Replaces reserved tokens with the tokens that were spent."""
         self._reserved -= reserved
-        self._spent += spent
+        self.spent += spent
 
 
 class ServerClient:

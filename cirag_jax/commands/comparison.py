@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,7 +155,8 @@ def measure_runs(
     metrics.check(config.metrics, bertscore)
     scoring = Scoring(config.profile, tuple(config.recall_at))
     if "bertscore" in config.metrics:
-        scoring = dataclasses.replace(scoring, token_vectors=_token_vectors(bertscore))
+        vectors = functools.partial(token_vectors, open_encoder(bertscore)[0])
+        scoring = dataclasses.replace(scoring, token_vectors=vectors)
     runs = read_runs(folders, repeats)
     different = {run.name: _different(runs[0], run) for run in runs[1:]}
     for run in runs[1:]:
@@ -202,11 +203,6 @@ def measure_runs(
     }
     _add_reasons(result)
     return runs, result
-
-
-def _token_vectors(spec: str) -> Callable[[Sequence[str]], Mapping[str, np.ndarray]]:
-    """Opens the encoder of BERTScore."""
-    return functools.partial(token_vectors, open_encoder(spec)[0])
 
 
 # --------------------------------------------------------------------------------------- the runs

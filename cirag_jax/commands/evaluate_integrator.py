@@ -94,7 +94,8 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         trajectories,
         normalization=normalization,
         gold=gold,
-        **_passages(config, dataset),
+        search=_search(config, dataset) if dataset and config.query_recall else None,
+        supporting={q.id: q.supporting or () for q in dataset.questions} if dataset else {},
     )
     similarity = evaluation.similarity(config.encoder) if config.query_cosine else None
     systems: dict[str, evaluation.System] = {}
@@ -207,16 +208,6 @@ def _baselines(
         "top_k_chain": decisions.top_k(trajectories, chain=True, units=units),
         "aligner": decisions.aligner(trajectories, chain),
         "nothing": decisions.nothing(trajectories),
-    }
-
-
-def _passages(config: Config, dataset: Dataset | None) -> dict[str, Any]:
-    """Returns the arguments of `decisions.score` for recall: a search and the gold passages."""
-    if dataset is None:
-        return {"search": None, "supporting": {}}
-    return {
-        "search": _search(config, dataset) if config.query_recall else None,
-        "supporting": {question.id: question.supporting or () for question in dataset.questions},
     }
 
 

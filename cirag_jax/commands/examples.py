@@ -62,8 +62,9 @@ def collect(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
             reasons = _outcomes(config, questions, predictions)
             kept = [question for question in questions if reasons[question.id] is None]
             if config.examples.labels == "dualrag_ft":
-                found, dropped = _labels(config, planned, kept, predictions, pool)
-                found = [example for example in found if example.role in roles]
+                labelled = _labels(config, planned, kept, predictions, pool)
+                found = [example for example in labelled if example.role in roles]
+                dropped = collections.Counter[tuple[str, str]]()
             else:
                 found, dropped = _calls(config, journal, kept, roles)
     source = {"method": config.method, "dataset": planned.task.dataset.name}
@@ -211,12 +212,9 @@ def _verdicts(path: str, predictions: Mapping[str, Prediction]) -> dict[str, boo
 # ------------------------------------------------------------------------------------ the examples
 
 
-_Examples = tuple[list[RoleExample], collections.Counter[tuple[str, str]]]
-
-
 def _calls(
     config: Config, journal: JournalReader, questions: Sequence[Question], roles: Sequence[str]
-) -> _Examples:
+) -> tuple[list[RoleExample], collections.Counter[tuple[str, str]]]:
     """Returns the teacher's calls as examples, and the dropped calls; see `examples_of`."""
     examples: list[RoleExample] = []
     dropped: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -234,7 +232,7 @@ def _labels(
     questions: Sequence[Question],
     predictions: Mapping[str, Prediction],
     pool: Pool,
-) -> _Examples:
+) -> list[RoleExample]:
     """Returns the examples of DualRAG-FT. Questions without gold passages have none."""
     corpus, settings = planned.task.dataset.corpus, task.method_settings(config)
     rounds = {question.id: predictions[question.id].steps for question in questions}
@@ -262,7 +260,7 @@ def _labels(
     without_gold = sum(not passages for passages in gold.values())
     if without_gold:
         say(f"{without_gold} questions have no gold passages, and thus no labels")
-    return examples, collections.Counter()
+    return examples
 
 
 def _teacher(config: Config, role: str) -> str:

@@ -226,11 +226,6 @@ def _encoder_config(
     return dataclasses.replace(config, dimensions=dimensions)
 
 
-def _decoder_folder(spec: str) -> Path:
-    local = spec.startswith("package:") or Path(spec).expanduser().exists()
-    return pretrained_decoder.resolve_decoder(spec) if local else folders.shape_folder(spec)
-
-
 # -------------------------------------------------------------------------------------- components
 
 
@@ -253,7 +248,9 @@ def _parts(state: state_lib.TrainState, dtype: str) -> dict[str, int]:
 
 
 def _adapter(config: Config, mesh: jax.sharding.Mesh) -> RehearsedStep:
-    folder = _decoder_folder(config.model.spec or pretrained_decoder.DEFAULT_DECODER)
+    spec = config.model.spec or pretrained_decoder.DEFAULT_DECODER
+    is_local = spec.startswith("package:") or Path(spec).expanduser().exists()
+    folder = pretrained_decoder.resolve_decoder(spec) if is_local else folders.shape_folder(spec)
     # The default dtype on the target device.
     dtype = config.model.dtype or ("bfloat16" if config.gpu else "float32")
     model, _ = pretrained_decoder.read_decoder_config(folder)

@@ -29,6 +29,8 @@ _READ_SECONDS = 60.0  # time in which a client must send its request
 _IO_SECONDS = 30.0  # time without progress after which a connection is closed
 _DISCARDED = 1 << 26  # bytes of a refused body that are read, so that the client reads the error
 _JSON = "application/json"
+_GET = ("/v1/models",)
+_POST = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _SHUTTING_DOWN = ApiError("the server is shutting down", 503)
 
 
@@ -290,16 +292,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.reading(self.connection, False)
         if "content-length" in self.headers or "transfer-encoding" in self.headers:
             self.close_connection = True  # a body may follow
-        if path != "/v1/models":
-            raise self._wrong_path(path, ("/v1/models",))
+        if path not in _GET:
+            raise self._wrong_path(path, _GET)
         models = self.server.models
         self._send(200, api_format.models_body(models.names, models.created))
 
     def _post(self) -> None:
         path = self._path()
-        paths = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-        if path not in paths:
-            raise self._wrong_path(path, paths)
+        if path not in _POST:
+            raise self._wrong_path(path, _POST)
         body = api_format.parse_json(self._read())
         models = self.server.models
         job = models.parse(path, body)
@@ -323,8 +324,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _wrong_path(self, path: str, others: Sequence[str]) -> ApiError:
         self.close_connection = True  # a body may follow
-        known = ("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-        if path in known:
+        if path in (*_GET, *_POST):
             return ApiError(f"{path} does not support {self.command}", 405)
         return ApiError(f"{path[:100]!r} does not exist; there are {', '.join(others)}", 404)
 
