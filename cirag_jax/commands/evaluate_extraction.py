@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common import extraction_prompts as prompts
 from cirag_jax.methods.common.extraction import ExtractionSettings
 from cirag_jax.reports.tables import Column, captioned, percent_with_bounds, system_rows
-from cirag_jax.runtime import codec
 from cirag_jax.runtime.records import Record
 from cirag_jax.runtime.requests import Program
 from cirag_jax.runtime.scheduler import Job
@@ -114,7 +112,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 def job(passage: Passage, settings: ExtractionSettings) -> Job:
     """Returns the job that extracts a passage; it calls the role ``extractor``."""
-    record = json.loads(codec.dump(dataclasses.asdict(passage)))
+    record = dataclasses.asdict(passage)
     return Job(extraction.program_name(passage), record, lambda: _extract(passage, settings))
 
 

@@ -1,12 +1,10 @@
 """Extraction of triples from retrieved passages during a run, once per passage."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 from cirag_jax.methods.common import extraction
 from cirag_jax.methods.common.own_prompts import NONE, OwnPrompts, run_with
-from cirag_jax.runtime import codec
 from cirag_jax.runtime.handlers import GenerateHandler
 from cirag_jax.runtime.requests import Extract, Extracted, RequestError
 from cirag_jax.runtime.run import Runner
@@ -80,6 +78,6 @@ class OnlineExtractHandler:
     def _job(self, passage: Passage) -> Job:
         return Job(
             extraction.program_name(passage),
-            json.loads(codec.dump(dataclasses.asdict(passage))),
+            dataclasses.asdict(passage),
             lambda: run_with(self._prompts, extraction.extract(passage, self._settings)),
         )

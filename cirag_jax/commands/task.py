@@ -1,6 +1,5 @@
 """Helpers for commands that run a method on the questions of a dataset."""
 
-import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from cirag_jax.methods.common.own_prompts import OwnPrompts
 from cirag_jax.methods.common.reading import ANSWER_TOKENS
 from cirag_jax.methods.registry import block_name, find_method, method_block
 from cirag_jax.retrieval.run_index import RUN
-from cirag_jax.runtime import codec
 from cirag_jax.runtime.requests import Needs, Program
 from cirag_jax.runtime.scheduler import Job
 from cirag_jax.triples.normalization import normalize
@@ -173,8 +171,7 @@ def job(
 ) -> Job:
     """Returns the job of a question; only programs that need gold annotations receive them."""
     bare = question if settings.needs.gold else Question(question.id, question.question, ())
-    record = json.loads(codec.dump(jsonl.question_record(question)))
-    run = own_prompts.run_with
+    record, run = jsonl.question_record(question), own_prompts.run_with
     return Job(question.id, record, lambda: run(prompts, program(bare, settings)))
 
 

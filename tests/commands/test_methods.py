@@ -126,7 +126,7 @@ def test_job_hides_gold_from_programs_that_do_not_need_it():
     for settings in (DirectConfig(), Oracle()):
         job = task.job(GOLD, lambda question, config: seen.append(question), settings)
         job.start()
-        assert job.input["answers"] == list(GOLD.answers)  # the trace page shows them
+        assert job.input["answers"] == GOLD.answers  # the trace page shows them
         assert "same_sentences" not in job.input  # older journals have no such field
     assert seen == [Question(GOLD.id, GOLD.question, ()), GOLD]
 
