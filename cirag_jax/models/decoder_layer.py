@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,6 +72,15 @@ def _gather(kernel: Any, shape: tuple[int, ...], axes: tuple[str | None, ...]) -
     )
 
 
+def _fused_name(names: tuple[str, ...]) -> str:
+    """Returns the name of the group of `FUSED` with these projections, or an empty string."""
+    return next((name for name, parts in FUSED.items() if parts == names), "")
+
+
+def _split_columns(y: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
+    return jnp.split(y, list(itertools.accumulate(widths[:-1])), axis=-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class LoraOptions:
     """Scale of an adapter (alpha divided by rank), and dropout rate of the adapter's input."""
@@ -100,7 +109,7 @@ class Layer:
         of one call share one dropout mask, whereas PEFT draws one for each.
         """
         dropped = x
-        fused = next((name for name, parts in FUSED.items() if parts == names), "")
+        fused = _fused_name(names)
         adapted = [name for name in (*names, fused) if name in self.adapter]
         if self.key is not None and self.options.dropout > 0.0 and adapted:
             key = jax.random.fold_in(self.key, PROJECTIONS.index(names[0]))
@@ -114,8 +123,7 @@ class Layer:
             if name != fused:
                 outputs[names.index(name)] += delta
                 continue
-            ends = itertools.accumulate(y.shape[-1] for y in outputs[:-1])
-            deltas = jnp.split(delta, list(ends), axis=-1)
+            deltas = _split_columns(delta, [y.shape[-1] for y in outputs])
             outputs = [y + each for y, each in zip(outputs, deltas, strict=True)]
         return tuple(checkpoint_name(y, "projection") for y in outputs)
 
@@ -124,7 +132,10 @@ class Layer:
         return y if bias is None else y + bias.astype(y.dtype)
 
     def _products(self, x: jax.Array, names: tuple[str, ...]) -> tuple[jax.Array, ...]:
-        shapes = layer_parameters(self.config)
+        shapes, fused = layer_parameters(self.config), _fused_name(names)
+        if fused in self.p:  # only on one device, without gradients; see `fuse_kernels`
+            y = multiply(x, self.p[fused])
+            return tuple(_split_columns(y, [shapes[name][0][-1] for name in names]))
         kernels = tuple(self.p[name] for name in names)
 
         def multiply_all(x, *parts):

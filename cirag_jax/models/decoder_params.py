@@ -17,7 +17,7 @@ from cirag_jax.sharding import ShapesAndAxes
 Params = Any  # the dictionary described in `Decoder`
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _DENSE = ("gate_proj", "up_proj", "down_proj", "gate_bias", "up_bias", "down_bias")
-# Projections that Phi-3 stores, and adapts, as one matrix.
+# Projections of one input. Phi-3 stores and adapts them as one matrix; see also `fuse_kernels`.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EXPERTS = ("expert_gate", "expert_up", "expert_down")
 _SHARED = ("shared_gate_proj", "shared_up_proj", "shared_down_proj", "shared_score_proj")
@@ -213,6 +213,33 @@ def unstack_layers(tree: Any, config: DecoderConfig | None = None, *, consume: b
         return {**tree, "layers": arrange_layers(config, columns)}
     rows = zip(*columns.values(), strict=True)
     return {**tree, "layers": tuple(dict(zip(columns, row, strict=True)) for row in rows)}
+
+
+def fuse_kernels(params: Params) -> Params:
+    """Returns unstacked parameters with one kernel in place of each group of `FUSED`.
+
+    This is for inference on one accelerator, where a product with few columns does not use all of
+    the memory bandwidth. XLA on a GPU would join small kernels inside the program (its pass
+    ``DotMerger``), which copies them. Biases stay separate. To save memory, the kernels of a group
+    are freed after joining them, so ``params`` cannot be used afterwards.
+    """
+
+    def fuse(layer: Params) -> Params:
+        rest, fused = dict(layer), {}
+        for name, parts in FUSED.items():
+            if parts[0] in layer:  # a layer of experts has no gate
+                kernels = [rest.pop(part) for part in parts]
+                fused[name] = jax.block_until_ready(_join_columns(*kernels))
+                for kernel in kernels:
+                    kernel.delete()
+        return {**rest, **fused}
+
+    return {**params, "layers": tuple(map(fuse, params["layers"]))}
+
+
+@jax.jit
+def _join_columns(*kernels: jax.Array) -> jax.Array:
+    return jnp.concatenate(kernels, axis=-1)
 
 
 def pack_kernels(config: DecoderConfig, params: Params, int8: bool) -> Params:

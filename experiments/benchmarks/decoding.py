@@ -34,7 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cirag_jax.io import standard_streams
 from cirag_jax.llm.chat import ChatTokenizer
-from cirag_jax.llm.engine import sampling, steps
+from cirag_jax.llm.engine import loading, sampling, steps
 from cirag_jax.llm.engine.engine import Engine
 from cirag_jax.llm.engine.pages import PAGE_SIZE
 from cirag_jax.llm.engine.shapes import EngineConfig
@@ -55,6 +55,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     config, params, rows = bf16_decoder(raw), None, []
     if {"prefill", "decode"} & set(args.only):
         params = decoder_params.unstack_layers(random_params(config))
+        params = loading.fuse_kernels(params, None)  # as the engine does
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)

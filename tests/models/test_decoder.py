@@ -1,7 +1,9 @@
 """The decoder compared with transformers: all layers at once, cached and sharded."""
 
+import collections
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -13,9 +15,12 @@ import transformers
 
 from cirag_jax import sharding
 from cirag_jax.errors import UserError
+from cirag_jax.llm.engine import steps
+from cirag_jax.llm.engine.rows import to_arrays
+from cirag_jax.llm.engine.sampling import Details
 from cirag_jax.models import decoder, decoder_params, precision
 from cirag_jax.models.decoder_config import DecoderConfig
-from cirag_jax.models.decoder_layer import multiply
+from cirag_jax.models.decoder_layer import DEFAULT_LORA, multiply
 from cirag_jax.models.io import decoder_weights, gguf_weights
 from cirag_jax.models.io.pretrained_decoder import load_decoder, resolve_decoder
 from tests import tiny_decoder
@@ -258,13 +263,16 @@ def _sliced(config, params):
     return {**params, "layers": decoder_params.arrange_layers(config, layers)}
 
 
+def _fused(config, params):
+    return decoder_params.fuse_kernels(jax.tree.map(jnp.array, _sliced(config, params)))
+
+
 def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
     """Returns logits computed with a cache, four tokens at a time or, after eight, ``singly``.
 
     Both rows start with the first four tokens of row 1, so row 1 is always four tokens ahead. Row 0
     then overwrites these tokens, as in a row that is reused for another sequence.
     """
-    params = _sliced(config, params)
     cache = decoder.empty_cache(config, ROWS * (LENGTH + 4), 1)
     head = np.tile(tokens[1, :4], (ROWS, 1))
     logits, cache = _step(config, params, head, np.zeros(ROWS, np.int32), cache)
@@ -282,7 +290,10 @@ def _cached(config, params, tokens: np.ndarray, singly: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("case", CASES)
 def test_decoder_logits_equal_transformers(case, tmp_path):
-    """A padded batch has equal logits, with and without a cache, for every family and option."""
+    """A padded batch has equal logits, with and without a cache, for every family and option.
+
+    With a cache, the layers have fused kernels.
+    """
     family, fields = CASES[case]
     folder = tiny_decoder.folder(tmp_path, family, **fields)
     tokens = _tokens()
@@ -293,11 +304,11 @@ def test_decoder_logits_equal_transformers(case, tmp_path):
     whole = np.asarray(_whole(config, params, tokens))
     np.testing.assert_allclose(_real(whole), expected, rtol=0, atol=ATOL)
     assert config.attention == "transposed"  # on a CPU: blocks of keys
-    cached = _cached(config, params, tokens, singly=not fields)
+    cached = _cached(config, _fused(config, params), tokens, singly=not fields)
     np.testing.assert_allclose(_real(cached), expected, rtol=0, atol=ATOL)
     if not fields:
         other = dataclasses.replace(config, attention="xla")  # all keys at once
-        cached = _cached(other, params, tokens, singly=False)
+        cached = _cached(other, _sliced(config, params), tokens, singly=False)
         np.testing.assert_allclose(_real(cached), expected, rtol=0, atol=ATOL)
 
 
@@ -352,6 +363,65 @@ def test_unstack_layers_consume_frees_stacked_arrays(tmp_path):
         jax.tree.map(
             lambda x, y, i=i: np.testing.assert_array_equal(x, y[i]), layer, expected["layers"]
         )
+
+
+def test_fuse_kernels_frees_each_group(tmp_path, monkeypatch):
+    """Layer 0 has experts in place of the feed-forward layer."""
+    config, params = _loaded(tmp_path, "qwen3_moe", mlp_only_layers=[1])
+    params = jax.tree.map(jnp.array, _sliced(config, params))
+    before, old = jax.device_get(params["layers"]), params["layers"]
+    groups = [
+        [layer[part] for part in parts]
+        for layer in old
+        for parts in decoder_params.FUSED.values()
+        if parts[0] in layer
+    ]
+    kernels, gone, real = sum(groups, []), [], decoder_params._join_columns
+
+    def noted(*parts):
+        gone.append(sum(kernel.is_deleted() for kernel in kernels))
+        return real(*parts)
+
+    monkeypatch.setattr(decoder_params, "_join_columns", noted)
+    layers = decoder_params.fuse_kernels(params)["layers"]
+    assert gone == [0, 3, 6] and all(kernel.is_deleted() for kernel in kernels)
+    assert "gate_up_proj" not in layers[0]
+    for layer, kept, values in zip(layers, old, before, strict=True):
+        for name, array in layer.items():
+            if name in decoder_params.FUSED:
+                parts = [values.pop(part) for part in decoder_params.FUSED[name]]
+                np.testing.assert_array_equal(array, np.concatenate(parts, 1))
+            else:
+                assert array is kept[name]
+                values.pop(name)
+        assert not values
+
+
+def test_decoding_step_multiplies_fused_kernels_once(tmp_path):
+    """A layer has four products with kernels instead of seven."""
+    config, params = _loaded(tmp_path)
+    cache = decoder.empty_cache(config, ROWS, 128)
+    rows = to_arrays([None] * ROWS, 1, ROWS)
+
+    def kernels(params):
+        lowered = steps.decode.lower(
+            config,
+            steps.Weights(params, None),
+            cache,
+            rows,
+            None,
+            lora=DEFAULT_LORA,
+            details=Details(),
+            greedy=True,
+            eos_ids=(),
+            steps=2,
+        )
+        dots = re.findall(r"dot_general .*: \(.*, tensor<(\d+x\d+)xf32>\)", lowered.as_text())
+        return collections.Counter(dots)
+
+    others = {"64x32": 2, "48x32": 2, "32x320": 1}
+    assert kernels(_fused(config, params)) == {"32x128": 2, "32x96": 2, **others}
+    assert kernels(_sliced(config, params)) == {"32x64": 2, "32x32": 4, "32x48": 4, **others}
 
 
 def test_decoder_remat_keeps_gradients(tmp_path):

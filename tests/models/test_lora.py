@@ -117,8 +117,14 @@ def test_merge_equals_base_with_adapter(family, unstacked, tmp_path):
             decoder_params.unstack_layers(adapter),
         )
     merged = lora.merge(params, adapter, config.scale)
-    found = our_logits(ours.config, merged, None, tokens(), LoraOptions())
     plain = our_logits(ours.config, params, None, tokens(), LoraOptions())
+    if unstacked:  # as in the engine on an accelerator
+        merged = decoder_params.fuse_kernels(merged)
+        fused = decoder_params.fuse_kernels(params)
+        options = lora.lora_options(config, train=False)
+        applied = our_logits(ours.config, fused, adapter, tokens(), options)
+        np.testing.assert_allclose(applied, wanted, rtol=0, atol=ATOL)
+    found = our_logits(ours.config, merged, None, tokens(), LoraOptions())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
     assert np.abs(np.asarray(plain) - wanted).max() > 0.1  # the adapter has an effect
     jax.tree.map(np.testing.assert_array_equal, decoder_params.to_params(ours.state), before)

@@ -84,9 +84,9 @@ class Engine:
         """
         options = options or EngineConfig.for_platform()
         with loading.on_mesh(mesh):
-            weights = steps.Weights(
-                loading.unstack(params, config), loading.unstack(adapter, config)
-            )
+            if not isinstance(params["layers"], tuple):
+                params = loading.fuse_kernels(loading.unstack(params, config), mesh)
+            weights = steps.Weights(params, loading.unstack(adapter, config))
         store = CacheStore(config, context_of(options, config.max_positions), options)
         self.tokenizer = tokenizer
         self.usage = llm.Usage()

@@ -68,6 +68,7 @@ def load(
             unstacked = unstack(pairs, loaded.config)
             params = lora_lib.merge(params, unstacked, scale, consume=True)
             pairs = None
+    params = fuse_kernels(params, mesh)
     if mesh is None and computed == "float32" and stored == "bfloat16":
         params = decoder_params.pack_kernels(loaded.config, params, int8=dtype == "int8")
     return Loaded(loaded.config, params, tokenizer, pairs, lora_options)
@@ -92,6 +93,17 @@ def unstack(tree: Any, config: DecoderConfig) -> Any:
     if tree is None or isinstance(tree["layers"], tuple):
         return tree
     return decoder_params.unstack_layers(tree, config)
+
+
+def fuse_kernels(params: decoder_params.Params, mesh: jax.sharding.Mesh | None) -> Any:
+    """Returns unstacked weights with fused kernels if they are on one accelerator.
+
+    On a CPU, wide products of many rows are not faster. On a mesh, the columns of the parts would
+    have to be interleaved by device.
+    """
+    if mesh is not None or jax.default_backend() == "cpu":
+        return params
+    return decoder_params.fuse_kernels(params)
 
 
 def on_mesh(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager[Any]:
