@@ -27,6 +27,7 @@ from tests.llm.engine.engines import (
     numbers,
     open_engine,
     pages_are_free,
+    set_attention,
     text,
 )
 
@@ -442,7 +443,7 @@ def test_sharded_equals_unsharded(tmp_path, family):
     assert cache.sharding.shard_shape(cache.shape) == (4, 1, sharded.config.head_dim, 128)
 
 
-def test_adapter_applied_equals_merged(folder, engine, tmp_path):
+def test_adapter_applied_equals_merged(folder, engine, tmp_path, monkeypatch):
     loaded = load_decoder(str(folder))
     config = lora.LoraConfig(rank=4, alpha=32, dropout=0.5)
     state = lora.init_adapter(loaded.config, config, seed=1)
@@ -461,6 +462,14 @@ def test_adapter_applied_equals_merged(folder, engine, tmp_path):
         str(folder), adapter=str(tmp_path / "adapter"), merge_adapter=True, options=sizes
     )
     assert [r.text for r in merged.generate(mixed_requests())] == [r.text for r in adapted]
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        fused = Engine.open(
+            str(folder), adapter=str(tmp_path / "adapter"), dtype="float32", options=sizes
+        )
+    set_attention(fused, "transposed")
+    assert "qkv_proj" in fused._model.weights.params["layers"][0]
+    assert [r.text for r in fused.generate(mixed_requests())] == [r.text for r in adapted]
 
 
 @pytest.mark.parametrize(
