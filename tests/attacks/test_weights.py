@@ -381,7 +381,8 @@ def checkpoints(tmp_path_factory):
     with Checkpoints(root) as saved:
         for step in (1, 2):
             state = {"x": np.float32(step)}
-            saved.save(step, state, {"at": step}, {"component": "aligner"}, {"dev/mrr": 0.5})
+            saved.save(step, state, {"at": step}, {"component": "aligner"})
+            saved.add_metrics(step, {"dev/mrr": 0.5})
     return root
 
 
