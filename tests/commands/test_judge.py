@@ -247,15 +247,13 @@ def test_judge_faithfulness_is_the_share_of_supported_statements(tmp_path, monke
 
 
 def test_judge_relevancy_is_the_mean_cosine_of_questions(tmp_path, monkeypatch):
-    from cirag_jax.retrieval import encoders
-
     vectors = {"a": [1.0, 0.0], "b": [0.6, 0.8]}
 
     class Encoder:
         def encode(self, texts, kind):
             return np.array([vectors.get(text, [0.8, -0.6]) for text in texts], np.float32)
 
-    monkeypatch.setattr(encoders, "open_encoder_for", lambda block: Encoder())
+    monkeypatch.setattr(evaluation, "open_encoder_for", lambda block: Encoder())
     pairs = [(q, says(f"No. {n}")) for n, (q, _) in enumerate(many(4))] + [
         (many(5)[4][0], says(""))
     ]
