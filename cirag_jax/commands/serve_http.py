@@ -24,7 +24,6 @@ from cirag_jax.retrieval.encoders import FlaxEncoder
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.5  # seconds between checks for clients that have gone
 _READ_SECONDS = 60.0  # time in which a client must send its request
 _IO_SECONDS = 30.0  # time without progress after which a connection is closed
 _DISCARDED = 1 << 26  # bytes of a refused body that are read, so that the client reads the error
