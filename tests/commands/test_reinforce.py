@@ -1,6 +1,7 @@
 """GRPO end to end with a tiny random decoder: what it learns, and how it resumes."""
 
 import contextlib
+import gc
 import json
 import pathlib
 from typing import Any
@@ -218,6 +219,7 @@ def test_memory_does_not_grow_over_50_updates(folders, tmp_path, monkeypatch):
     sample = rollouts.Sampler.sample
 
     def count(self, step, questions):
+        gc.collect()  # earlier tests may have left cycles with arrays
         arrays = jax.live_arrays()
         seen[step] = len(arrays), sum(array.nbytes for array in arrays)
         return sample(self, step, questions)
