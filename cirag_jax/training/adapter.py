@@ -100,7 +100,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         f"mesh {dict(mesh.shape)}"
     )
     if data.sizes:
-        drawn = _drawn(config, data, plan, total_steps)["drawn"]
+        drawn = _drawn(config, data, plan, total_steps)
         state_lib.announce(f"drawn in {total_steps:,} steps: {drawn}")
 
     # ---- Step -----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
         "tokens": sum(plan.tokens[: result.step]),
         "supervised_tokens": sum(plan.supervised[: result.step]),
         "epochs": round(num_trained / len(data.train), 3),
-        **_drawn(config, data, plan, result.step),
+        **({"drawn": _drawn(config, data, plan, result.step)} if data.sizes else {}),
         "packing_efficiency": round(plan.efficiency(), 4),
         "seconds": round(time.monotonic() - start, 1),
     }
@@ -176,12 +176,10 @@ def train_and_evaluate(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
 
 def _drawn(
     config: Config, data: conversations.Data, plan: packing.Plan, num_steps: int
-) -> dict[str, dict[str, int]]:
-    """Returns ``drawn``: the number of examples of the first steps by source, with weights."""
-    if not data.sizes:
-        return {}
-    sources = map(str, conversations.sources_of(config))
-    return {"drawn": dict(zip(sources, plan.drawn(data.sizes, num_steps), strict=True))}
+) -> dict[str, int]:
+    """Returns how many examples of the first steps come from each source."""
+    counts = plan.drawn(data.sizes, num_steps)
+    return mixture.by_source(conversations.sources_of(config), counts)
 
 
 # ---------------------------------------------------------------------------------------- settings

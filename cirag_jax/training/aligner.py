@@ -184,8 +184,8 @@ def _mean_length(chains: Sequence[chains_lib.Chain]) -> float | None:
 
 def _drawn(config: Config, count: int) -> dict[str, int]:
     """Returns how many of the first ``count`` questions or prefixes each folder contributes."""
-    folders = map(str, load.folders_of(config.data))
-    return dict(zip(folders, mixture.drawn(config.data.weights, count), strict=True))
+    counts = mixture.drawn(config.data.weights, count)
+    return mixture.by_source(load.folders_of(config.data), counts)
 
 
 def _inputs(config: Config) -> dict[str, list[str]]:

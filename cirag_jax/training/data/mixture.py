@@ -1,8 +1,9 @@
 """Draws training examples from several data sets, by weight or by size."""
 
+import collections
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grain
@@ -76,3 +77,11 @@ def drawn(weights: Sequence[float], count: int) -> list[int]:
         if len(following) == len(weights):
             break
     return [following[i] for i in range(len(weights))]
+
+
+def by_source(sources: Iterable[str | None], counts: Sequence[int]) -> dict[str, int]:
+    """Returns the count of each source; counts of a source that is listed twice are added."""
+    totals = collections.Counter[str]()
+    for source, count in zip(sources, counts, strict=True):
+        totals[str(source)] += count
+    return dict(totals)

@@ -69,6 +69,10 @@ def test_endless_set_without_examples_is_refused():
         mixture.endless([range(3), []], (1, 2), 0)
 
 
+def test_by_source_adds_the_counts_of_equal_sources():
+    assert mixture.by_source(["a", None, "a"], [2, 3, 4]) == {"a": 6, "None": 3}
+
+
 def test_check_weights_accepts_numbers_and_null():
     for weights in (None, (1, 2), [0.5, 10]):
         mixture.check_weights(weights, 2)
